@@ -1,9 +1,9 @@
-"""The command line alone and beside one busy process, on scikit-learn's digits.
+"""Time of the commands alone and next to a busy process, on scikit-learn's digits.
 
     python benchmarks/busy.py
 
-Each command runs alone and beside a process that computes without end, in turn; medians of wall
-time. Start it on an idle machine: the load average before each run is noted.
+Each command runs alone and next to a process that computes without end, in turn. The results are
+medians of wall time. Start it on an idle machine: the load average before each run is recorded.
 """
 
 from __future__ import annotations
@@ -70,11 +70,9 @@ def markdown(results: Results) -> str:
             "# Beside a busy process",
             "",
             f"`gpq train {' '.join(TRAIN)}`, and encode, evaluate and search of 100 queries with "
-            "its "
-            f"model: seconds by the clock, medians of {results['repeats']}, with the start of "
+            f"its model: seconds by the clock, medians of {results['repeats']}, with the start of "
             "Python. *beside*: one other process computes without end. Load average before the "
-            "runs, "
-            f"with the benchmark's own: {low:.1f} to {high:.1f}. Settings of threads in the "
+            f"runs, with the benchmark's own: {low:.1f} to {high:.1f}. Settings of threads in the "
             f"environment: {settings or 'none'}.",
             "",
             render(results["rows"], "markdown", digits=2),

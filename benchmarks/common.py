@@ -1,4 +1,4 @@
-"""Common code of the benchmarks: command lines, data, results files, timing, and errors."""
+"""Common code of the benchmarks: command lines, data, timing, results files and errors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Results = dict[str, Any]
 
 
 def make_parser(doc: str | None, out: str) -> argparse.ArgumentParser:
-    """Return a parser with ``--out`` (default: the file ``out`` of the results)."""
+    """Return a parser with the option ``--out`` (default: ``benchmarks/results/OUT``)."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=doc, formatter_class=form)
     parser.add_argument("--out", type=Path, default=RESULTS / out, help=".md lies beside it")
@@ -54,16 +54,16 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def data_path(*names: str) -> Path | None:
-    """Return a path below the folder ``$GPQ_DATA``, or None if that is unset."""
+    """Return a path in the folder ``$GPQ_DATA``, or None if the variable is not set."""
     folder = os.environ.get("GPQ_DATA")
     return Path(folder, *names) if folder else None
 
 
 def require_data(value: Value | None, form: str, content: str) -> Value:
-    """Return ``value``.
+    """Return ``value`` if it is not None.
 
     Raises:
-        UsageError: it is None.
+        UsageError: it is None: no data are given.
     """
     if value is None:
         raise UsageError(f"no data: pass --data {form}, or set GPQ_DATA to the folder of {content}")
@@ -73,10 +73,10 @@ def require_data(value: Value | None, form: str, content: str) -> Value:
 def gpq(
     *arguments: object, python: object = sys.executable, cwd: Path | None = None, check: bool = True
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``gpq -q ARGUMENTS`` in a process, by the interpreter of any environment.
+    """Run ``gpq -q ARGUMENTS`` in a process, with the Python of any environment.
 
     Raises:
-        DataError: it failed, and ``check`` is true.
+        DataError: the command fails, and ``check`` is true.
     """
     call = [str(word) for word in (python, "-m", "gpq_cli", "-q", *arguments)]
     names = os.environ.keys() - {"PYTHONPATH", "VIRTUAL_ENV"}
@@ -90,7 +90,7 @@ def gpq(
 
 
 def run_main(main: Callable[[], None]) -> None:
-    """Run a script; an error is printed in one line and gives the exit code."""
+    """Run a script. An error is printed in one line, and determines the exit code."""
     try:
         main()
     except GpqError as error:
@@ -116,9 +116,13 @@ def save_features(
 def clusters(
     items: int, classes: int, width: int, spread: float
 ) -> tuple[Floats, NDArray[np.int64]]:
-    """Simulate features around a centre for each class, and return them and class numbers.
+    """Simulate features around a centre for each class.
 
-    ``spread`` is the deviation of the noise.
+    Args:
+        spread: standard deviation of the noise.
+
+    Returns:
+        Features float32 [items, width], and class numbers int64 [items].
     """
     rng = np.random.default_rng(0)
     y = np.arange(items) % classes
@@ -129,9 +133,9 @@ def clusters(
 def sums(
     x: NDArray[Any], y: NDArray[np.integer[Any]], items: int, seed: int
 ) -> tuple[Floats, NDArray[np.uint8]]:
-    """Simulate items of several labels, and return their features and 0/1 for each class.
+    """Simulate items with several labels, and return their features and multi-hot labels.
 
-    Each item is the sum of one to three rows of x over the root of their number.
+    Each item is the sum of one to three rows of x, divided by the square root of their number.
     """
     rng, features = np.random.default_rng(seed), np.zeros((items, x.shape[1]), np.float32)
     labels = np.zeros((items, int(y.max()) + 1), np.uint8)
@@ -145,10 +149,10 @@ def sums(
 def several(
     items: int, classes: int, width: int, spread: float
 ) -> tuple[Floats, NDArray[np.uint8]]:
-    """Simulate items of one to three labels, and return their features and 0/1 for each class.
+    """Simulate items with one to three labels, and return their features and multi-hot labels.
 
-    Each item is the sum of the centres of its classes over the root of their number, with noise of
-    the deviation ``spread``.
+    Each item is the sum of the centres of its classes, divided by the square root of their number,
+    plus noise of standard deviation ``spread``.
     """
     rng, features = np.random.default_rng(1), np.zeros((items, width), np.float32)
     centres, labels = rng.normal(size=(classes, width)), np.zeros((items, classes), np.uint8)
@@ -184,7 +188,7 @@ def vectors(
     queries: bool = False,
     device: torch.device | None = None,
 ) -> Floats:
-    """Return the vectors of items or queries by the network of a training."""
+    """Embed items or queries by the network of a training."""
     device = device or torch.device("cpu")
     with Reader(data, training.reader.image_size) as reader:
         return embed_rows(training.method, reader, rows, device, queries=queries)[0]
@@ -212,7 +216,7 @@ def read_results(out: Path, fresh: Results) -> Results:
     """Return the results of an earlier run, or ``fresh`` ones.
 
     Raises:
-        DataError: the file is damaged, or holds something else.
+        DataError: the file is damaged, or does not hold results of this benchmark.
     """
     if not out.exists():
         return fresh
@@ -229,7 +233,7 @@ def save(results: Results, out: Path, markdown: Callable[[Results], str]) -> Non
 
 
 def publish(results: Results, out: Path, markdown: Callable[[Results], str]) -> None:
-    """Save results with machine and command, which stand at the end of the Markdown."""
+    """Save results with machine and command line, which the Markdown gives at its end."""
     machine, command = describe_machine(), command_line()
     end = f"{machine_line(machine)} Command: `{command}`"
     stated = {"machine": machine, "command": command}

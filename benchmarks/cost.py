@@ -1,11 +1,11 @@
-"""Cost of a whole training, and the memory of encoding.
+"""Cost of a whole training, and memory of encoding.
 
-    OMP_NUM_THREADS=1 python benchmarks/cost.py                  # both parts, some minutes on one
-    core OMP_NUM_THREADS=1 python benchmarks/cost.py --parts memory OMP_NUM_THREADS=1 python
-    benchmarks/cost.py --parts train --trainings 300000x10x290 1000000x1000x10
+    OMP_NUM_THREADS=1 python benchmarks/cost.py     # both parts, some minutes on one core
+    OMP_NUM_THREADS=1 python benchmarks/cost.py --parts memory
+    OMP_NUM_THREADS=1 python benchmarks/cost.py --parts train --trainings 1000000x1000x10
 
-Processor times (with one thread equal to the time on a free core), because wall time on a shared
-machine includes other work.
+Times are processor times, because wall time on a shared machine includes other work. With one
+thread they equal the time on a free core.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from gpq_faiss.stages.train import train
 from gpq_faiss.training.loop import RunOptions
 
 WIDTH, BLOCK = 256, 10_000
-# The command, and its peak of memory. (The kernel's ``ru_maxrss`` includes that of the parent.)
+# Runs a command, and prints its peak memory. (``ru_maxrss`` would include that of the parent.)
 ENCODE = """
 import sys
 from gpq_cli.main import cli
@@ -55,12 +55,12 @@ finally:
 
 
 def create_rows(path: Path, n: int) -> Any:
-    """Return a new .npy file of n rows of float16, to be written block by block."""
+    """Create a .npy file of n rows of float16, and return it mapped for writing."""
     return np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=(n, WIDTH))
 
 
 def train_cost(scratch: Path, text: str) -> Results:
-    """Measure a training of ITEMSxCLASSESxLABELS, from features on disk to the model folder."""
+    """Measure a training of the size ITEMSxCLASSESxLABELS, from features to the model folder."""
     try:
         items, classes, labelled = (int(word) for word in text.split("x"))
     except ValueError:
@@ -100,13 +100,13 @@ def train_cost(scratch: Path, text: str) -> Results:
         "the rest CPU s": end - first_step,
         "whole CPU s": end - cpu,
         "whole wall s": time.perf_counter() - wall,
-        # The peak of the process up to now: give large trainings last.
+        # The peak of this process so far: pass large trainings last.
         "peak GiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     }
 
 
 def encode_memory(scratch: Path, model: Path, n: int) -> Results:
-    """Measure the peak of resident memory of ``gpq encode`` for a file of n rows."""
+    """Measure the peak resident memory of ``gpq encode`` for a file of n rows."""
     block = np.random.default_rng(0).standard_normal((BLOCK, WIDTH)).astype(np.float16)
     file = scratch / f"rows-{n}.npy"
     array = create_rows(file, n)
@@ -135,8 +135,7 @@ def memory_costs(scratch: Path, sizes: tuple[int, ...]) -> list[Results]:
 PARTS = {
     "train": "## A whole training\n\nThe preset `recommended`, 48 bits, from simulated features on "
     "the disk to the model folder. To the first step belong reading, the noise that the labels "
-    "call "
-    "for, and the propagation of labels; wall time is of a machine shared with other jobs.",
+    "call for, and the propagation of labels; wall time is of a machine shared with other jobs.",
     "memory": "## Memory of encoding\n\nPeak resident memory of `gpq encode` on 256-d float16 rows "
     "(.npy), each in a process of its own, features.h5 and codes.h5 written. The ratio is to the "
     "first line. Aim: within 1.10.",
@@ -147,14 +146,14 @@ def markdown(results: Results) -> str:
     """Return a table for each part."""
     text = ["# Cost", ""]
     for name, introduction in PARTS.items():
-        if part := results["parts"].get(name):
-            machine = f"{machine_line(part['machine'])} Command: `{part['command']}`"
-            text += [introduction, "", render(part["rows"], "markdown"), machine, ""]
+        if section := results["parts"].get(name):
+            machine = f"{machine_line(section['machine'])} Command: `{section['command']}`"
+            text += [introduction, "", render(section["rows"], "markdown"), machine, ""]
     return "\n".join(text)
 
 
 def main() -> None:
-    """Measure the requested parts; the others keep the results of an earlier run."""
+    """Measure the requested parts. Other parts keep the results of an earlier run."""
     parser = make_parser(__doc__, "cost.json")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     sizes = "ITEMSxCLASSESxLABELS (per class)"
@@ -163,14 +162,16 @@ def main() -> None:
     options = parser.parse_args()
     use_threads(1)
     results = read_results(options.out, {"parts": {}})
-    for part in options.parts:
+    for part_name in options.parts:
         with tempfile.TemporaryDirectory(prefix="gpq-cost-") as name:
             scratch = Path(name)
-            trainings = options.trainings if part == "train" else []
-            rows = [train_cost(scratch, text) for text in trainings]
-            rows = rows or memory_costs(scratch, options.sizes)
+            rows = (
+                [train_cost(scratch, text) for text in options.trainings]
+                if part_name == "train"
+                else memory_costs(scratch, options.sizes)
+            )
         measured = {"rows": rows, "machine": describe_machine(), "command": command_line()}
-        results["parts"][part] = measured
+        results["parts"][part_name] = measured
         save(results, options.out, markdown)
     print(options.out.with_suffix(".md").read_text(encoding="utf-8"))
 

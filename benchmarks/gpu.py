@@ -1,13 +1,13 @@
-"""Exact search on one GPU, beside Faiss on the same GPU and the exact search on the CPU.
+"""Exact search on one GPU, compared with Faiss on the same GPU and exact search on the CPU.
 
     python benchmarks/gpu.py --models FOLDER --items 1000000,10000000,100000000
 
-Results must equal the CPU's. Codes are those of `benchmarks/search.py`: trained ones, drawn with
-repetition and changed with chance 0.05, and random ones, which nobody searches.
-For the exact search queries and results are tensors on the GPU, for the others arrays. Groups
-(codes, items) are written when done, and a second run computes missing ones; with ``--within 480``
-no group starts after 480 seconds. ``--device cpu`` tests the script at small sizes; its figures are
-meaningless and marked so.
+Results must equal those of the CPU. Codes are those of `benchmarks/search.py`: trained codes, drawn
+with repetition and changed with probability 0.05, and random codes as the worst case. In the exact
+search on the GPU, queries and results are tensors on the GPU; in the other searches they are
+arrays. Each group (codes, items) is saved when it is done, and a second run computes the missing
+ones. With ``--within 480`` no group starts after 480 seconds. ``--device cpu`` tests the script at
+small sizes; its figures are meaningless and are marked as such.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from gpq_faiss.nn.device import resolve_device
 
 ROUNDS = 3
 CHECKED = 64  # queries whose results are compared with the CPU's
-LIMIT = 0.5  # seconds of one search, at most about this
+LIMIT = 0.5  # approximate maximum of seconds for one search
 
 
 def clock(call: Callable[[], Any]) -> float:
-    """Return the seconds of the fastest of some calls, after an uncounted one."""
+    """Return the seconds of the fastest of several calls, after a warm-up."""
     seconds = []
     for _ in range(ROUNDS + 1):
         start = time.perf_counter()
@@ -92,7 +92,9 @@ def measure(
                 q = min(batch, 256)
                 seconds = clock(lambda s=search, q=q, k=k: s(q, k)) / q  # type: ignore[misc]
                 q = batch if seconds * batch <= LIMIT else max(q, int(LIMIT / seconds))
-                row[f"batch {batch:,}"] = 1e6 * clock(lambda s=search, q=q, k=k: s(q, k)) / q  # type: ignore[misc]
+                row[f"batch {batch:,}"] = (
+                    1e6 * clock(lambda s=search, q=q, k=k: s(q, k)) / q  # type: ignore[misc]
+                )
             rows.append(row)
     return {"build_seconds": building, "equals_cpu": compared, "rows": rows}
 
@@ -104,10 +106,9 @@ def markdown(results: Results) -> str:
         lines += ["A rehearsal of the script on a CPU: these figures mean nothing.", ""]
     lines += [
         f"{machine_line(results['machine'])} Microseconds a query, the fastest of {ROUNDS} calls "
-        "with a "
-        "batch, from Python; all cores are used on the CPU. `Faiss, GPU` is a `GpuIndexIVFPQ` of "
-        "the "
-        "same codes, all of them scanned (`gpq.to_faiss_gpu`). Made by `benchmarks/gpu.py`.",
+        "with a batch, from Python; all cores are used on the CPU. `Faiss, GPU` is a "
+        "`GpuIndexIVFPQ` of the same codes, all of them scanned (`gpq.to_faiss_gpu`). "
+        "Made by `benchmarks/gpu.py`.",
         "",
     ]
     for name, group in results["groups"].items():

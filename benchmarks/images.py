@@ -1,13 +1,12 @@
-"""Images from random weights: the default and the paper's method beside a classifier, protocol 1.
+"""Training on images from random weights: the default, the paper's method, and a classifier.
 
-    python benchmarks/images.py --device cuda --steps 7000           # $GPQ_DATA/cifar10-jpeg.tar.gz
+    python benchmarks/images.py --device cuda --steps 7000        # $GPQ_DATA/cifar10-jpeg.tar.gz
     python benchmarks/images.py --steps 800 --size 16 --out small.json   # on a CPU: minutes a run
-    python benchmarks/images.py --steps 300 --size 32 --data list:scenes.txt --labelled 50% --out
-    s.json
+    python benchmarks/images.py --steps 300 --data list:scenes.txt --labelled 50% --out s.json
 
-The network is VGG. The classifier has the same one and keeps no code: it ranks by its class
-probabilities, p(query) · p(item). An interrupted training continues from its checkpoint in
-``--work``; finished runs are in the JSON and are not repeated.
+The protocol is 1, and the network is VGG. The classifier has the same network and makes no codes:
+it ranks by its class probabilities, p(query) · p(item). An interrupted training continues from its
+checkpoint in ``--work``. Finished runs are in the JSON file and are not repeated.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ SETTINGS = {
 
 
 class ProbabilityCoder(FloatFeatures):
-    """Uncompressed class probabilities; the score is that of query and item being of one class."""
+    """Uncompressed class probabilities. The score is the probability of sharing a class."""
 
     name, unit = "class probabilities", False
 
@@ -73,8 +72,7 @@ class ProbabilityCoder(FloatFeatures):
 
 
 class SupervisedClassifier(TrainableMethod):
-    """A network to class probabilities float32 [B, C], trained by cross entropy on labelled
-    images."""
+    """A network that returns class probabilities float32 [B, C], trained on labelled images."""
 
     name = "classifier"
     uses_unlabelled = False
@@ -106,7 +104,7 @@ def build_classifier(
 
 
 def conditions(data: Dataset, options: argparse.Namespace) -> Results:
-    """Return what all runs of a results file share."""
+    """Return the settings that all runs of a results file share."""
     name = Path(data.name.split(":", 1)[-1]).name
     return {
         "data": name,
@@ -117,14 +115,14 @@ def conditions(data: Dataset, options: argparse.Namespace) -> Results:
 
 
 def run(data: Dataset, method: str, seed: int, options: argparse.Namespace) -> Results:
-    """Train and rank."""
+    """Train a method, rank the database for all queries, and return the metrics."""
     changes = {
         "training": {"seed": seed, "steps": options.steps},
         "network": {"image_size": options.size},
     }
     config = preset("paper" if method == "gpq" else "recommended").with_settings(SETTINGS)
     split = make_split(data, "1", seed=seed, labelled=options.labelled)
-    every, device = max(400, options.steps // 10), torch.device(options.device)
+    validate_every, device = max(400, options.steps // 10), torch.device(options.device)
     run_name = "-".join(map(str, (method, seed, *conditions(data, options).values())))
     training = fit(
         build_classifier if method == "classifier" else find_method(method).load(),
@@ -133,7 +131,7 @@ def run(data: Dataset, method: str, seed: int, options: argparse.Namespace) -> R
         validate(config.with_settings(changes)),
         folder=options.work / run_name,
         identity=fingerprint(method, data.fingerprint, split.hash),
-        options=RunOptions(options.device, resume=True, amp=True, validate_every=every),
+        options=RunOptions(options.device, resume=True, amp=True, validate_every=validate_every),
     )
     labels, coder = data.require_labels(), training.method.coder()
     xq = vectors(training, data, split.query, queries=True, device=device)
@@ -154,7 +152,7 @@ def run(data: Dataset, method: str, seed: int, options: argparse.Namespace) -> R
 
 
 def markdown(results: Results) -> str:
-    """Return table and conditions."""
+    """Return the table and the settings."""
     rows, side = results["runs"], results["size"]
     table = [{name: row[name] for name in row if name != "about"} for row in rows]
     size = f" of {side} x {side} pixels" if side else ""
@@ -165,14 +163,14 @@ def markdown(results: Results) -> str:
             "",
             render(table, "markdown", digits=3),
             "Batches of 64 labelled images (and 64 without label, for methods that use them), "
-            "labelled "
-            f"{results['labelled']}, bf16. The classifier keeps no code. {rows[0]['about']}",
+            f"labelled {results['labelled']}, bf16. The classifier keeps no code. "
+            f"{rows[0]['about']}",
         ]
     )
 
 
 def main() -> None:
-    """Make the missing runs, and write the results after each."""
+    """Run what is missing, and write the results after each run."""
     parser = make_parser(__doc__, "cifar10-images.json")
     parser.add_argument("--seeds", type=numbers, default=(0, 1))
     parser.add_argument("--steps", type=int, default=7000)
@@ -194,10 +192,10 @@ def main() -> None:
     methods = options.methods.split(",")
     if unknown := set(methods) - NAMES.keys():
         raise UsageError(f"--methods {', '.join(unknown)}: choose from {', '.join(NAMES)}")
-    done = {row["method"] for row in results["runs"]}
+    finished = {row["method"] for row in results["runs"]}
     for seed in options.seeds:
         for method in methods:
-            if f"{NAMES[method]}, seed {seed}" not in done:
+            if f"{NAMES[method]}, seed {seed}" not in finished:
                 results["runs"].append(run(data, method, seed, options))
                 publish(results, options.out, markdown)
     print(options.out.with_suffix(".md").read_text(encoding="utf-8"))

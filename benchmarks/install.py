@@ -1,9 +1,9 @@
-"""Sizes of the installations `search` and `train`.
+"""Sizes of the installations with the extras `search` and `train`.
 
     python benchmarks/install.py
 
-Creates two environments in a temporary folder, installs the checkout into each with uv, and measures
-site-packages. Takes some minutes and 9 GB, and needs a package index.
+Creates two environments in a temporary folder, installs the checkout into each with uv, and
+measures site-packages. This takes some minutes and 9 GB of disk, and needs a package index.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def install(folder: Path, extra: str) -> Results:
-    """Make an environment with the checkout and one extra, and return its sizes."""
+    """Install the checkout with one extra into a new environment, and return its sizes."""
     uv = shutil.which("uv", path=str(Path(sys.executable).parent)) or shutil.which("uv")
     if uv is None:
         raise DataError("uv is needed: pip install uv")

@@ -1,13 +1,13 @@
-"""Kill commands by SIGKILL at random: outputs are old or new, and in the end equal.
+"""Kill commands by SIGKILL at random, and check that their outputs are never damaged.
 
     OMP_NUM_THREADS=1 python benchmarks/kills.py --kills 100
 
-A trial runs train, encode, index or experiment in a fork of this process, which has imported
-everything, and kills it before its n-th file operation in the output folder, or after a time, both
-random. The same command then continues (``train`` with ``--resume``), is killed again, and finishes
-in the last attempt. All files must then equal those of an uninterrupted run, byte for byte, without
-other files. Stages that replace an older output must have a complete one after every kill, old or
-new. Metrics and times in runs of experiments are measured, and not compared.
+A trial runs train, encode, index or experiment in a fork of this process, which has imported all
+modules, and kills it before a random file operation in the output folder, or after a random time.
+The same command then continues (``train`` with ``--resume``), is killed again, and finishes in the
+last attempt. Then all files must equal those of an uninterrupted run byte for byte, and there must
+be no others. A stage that replaces an older output must have a complete output after every kill,
+old or new. Metrics and times in runs of experiments are measured, so they are not compared.
 
 On failure the exit code is 1, and the trial's folder is printed.
 """
@@ -34,7 +34,7 @@ import numpy as np
 
 _FILE_EVENTS = ("open", "os.", "shutil.")
 _REMOVALS = ("os.remove", "os.rmdir")
-_ATTEMPTS = 4  # maximum kills per trial
+_ATTEMPTS = 4  # maximum number of kills per trial
 _STUCK = 600.0  # seconds after which an attempt counts as hanging
 
 
@@ -42,21 +42,25 @@ _STUCK = 600.0  # seconds after which an attempt counts as hanging
 
 
 def run_killed(
-    work: Callable[[], object], folder: Path, at: int | None = None, *, after: float | None = None
+    work: Callable[[], object],
+    folder: Path,
+    operation: int | None = None,
+    *,
+    after: float | None = None,
 ) -> bool:
     """Do ``work`` in a fork of this process that is ended by SIGKILL.
 
     Args:
         work: the function; a SystemExit counts as normal end.
-        folder: whose file operations are counted.
-        at: kill just before this operation, counted from 0 by Python's audit events.
-        after: kill after so many seconds.
+        folder: the folder whose file operations are counted.
+        operation: kill just before this operation, counted from 0 by Python's audit events.
+        after: kill after this number of seconds.
 
     Returns:
-        Whether it was killed; False if it finished before.
+        True if the fork was killed, False if it finished first.
 
     Raises:
-        AssertionError: it failed or hangs.
+        AssertionError: ``work`` failed or hangs.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -64,8 +68,8 @@ def run_killed(
     if pid == 0:
         code = 1
         try:
-            if at is not None:
-                kill_at(folder, at)
+            if operation is not None:
+                kill_at(folder, operation)
             work()
             code = 0
         except BaseException:
@@ -81,15 +85,18 @@ def run_killed(
         timer.join()
     if os.WIFSIGNALED(status):
         assert os.WTERMSIG(status) == signal.SIGKILL, f"ended by signal {os.WTERMSIG(status)}"
-        assert at is not None or after is not None, "it hangs"
+        assert operation is not None or after is not None, "it hangs"
         return True
     assert os.WEXITSTATUS(status) == 0, "the work failed by itself"
     return False
 
 
-def kill_at(folder: Path, at: int) -> None:
-    """End this process by SIGKILL just before its ``at``-th file operation below ``folder``."""
-    remaining = at
+def kill_at(folder: Path, operation: int) -> None:
+    """Kill this process by SIGKILL just before a file operation below ``folder``.
+
+    Operations are counted from 0.
+    """
+    remaining = operation
 
     def kill_or_count() -> None:
         nonlocal remaining
@@ -116,15 +123,14 @@ def _watch(folder: Path, callback: Callable[[], None]) -> None:
 def every_kill(work: Callable[[], object], folder: Path, *, limit: int = 500) -> Iterator[int]:
     """Kill ``work`` before its first file operation, its second, ... until it finishes.
 
-    Yields after each kill.
-
-    The caller restores the folder's initial state before continuing.
+    Yields the number of the operation after each kill. The caller restores the initial state of the
+    folder before it continues.
     """
-    for at in range(limit):
-        if not run_killed(work, folder, at):
-            assert at > 0, "no file operation was seen"
+    for operation in range(limit):
+        if not run_killed(work, folder, operation):
+            assert operation > 0, "no file operation was seen"
             return
-        yield at
+        yield operation
     raise AssertionError(f"the work takes more than {limit} file operations")
 
 
@@ -133,13 +139,13 @@ def every_kill(work: Callable[[], object], folder: Path, *, limit: int = 500) ->
 
 @dataclass(frozen=True)
 class Stage:
-    """A command.
+    """A command to kill.
 
     Attributes:
-        call: its arguments without ``--out``.
+        call: arguments without ``--out``.
         out: name of the output.
-        again: arguments added after a kill.
-        old: arguments that made the older output to replace; empty if there is none.
+        again: arguments to add after a kill.
+        old: arguments that make an older output to replace; empty if there is none.
     """
 
     call: tuple[str, ...]
@@ -231,7 +237,7 @@ def prepare(root: Path) -> dict[str, Stage]:
 
 
 def products(folder: Path) -> dict[str, bytes]:
-    """Return every file below, with the content that must be equal in all runs."""
+    """Return the files in a folder by name, with the content that must be equal in all runs."""
     return {
         str(path.relative_to(folder)): _content(path)
         for path in sorted(folder.rglob("*"))
@@ -245,10 +251,10 @@ def _content(path: Path) -> bytes:
     if path.suffix == ".h5" and path.parent.name == "e":
         from gpq_faiss.store.hdf5 import read_arrays
 
-        arrays, about = read_arrays(path, "a run")
-        about.pop("seconds")  # measured
+        arrays, attributes = read_arrays(path, "a run")
+        attributes.pop("seconds")  # measured
         return repr(
-            [(name, arrays[name].tobytes()) for name in arrays] + sorted(about.items())
+            [(name, arrays[name].tobytes()) for name in arrays] + sorted(attributes.items())
         ).encode()
     return path.read_bytes()
 
@@ -256,13 +262,13 @@ def _content(path: Path) -> bytes:
 def check_old_or_new(
     stage: Stage, folder: Path, old: dict[str, bytes], new: dict[str, bytes]
 ) -> None:
-    """Check after a kill that every output is whole: the files of a model are of one model."""
+    """Check after a kill that every output is old or new, never a mixture of both."""
 
     def grouped(files: dict[str, bytes]) -> dict[str, dict[str, bytes]]:
         groups: dict[str, dict[str, bytes]] = {}
         for name, content in files.items():
             key = name if stage.out == "e" else name.split("/")[0]
-            if not any(part.startswith(".") for part in name.split("/")):
+            if not any(component.startswith(".") for component in name.split("/")):
                 groups.setdefault(key, {})[name] = content
         return groups
 
@@ -277,11 +283,11 @@ def check_old_or_new(
 
 
 class Trials:
-    """Trials of a stage in a folder below ``root``.
+    """Trials of a stage, in a folder below ``root``.
 
     Attributes:
-        trials, kills: how many there were.
-        operations: file operations of an uninterrupted run.
+        trials, kills: number of trials and kills so far.
+        operations: number of file operations of an uninterrupted run.
     """
 
     def __init__(self, name: str, stage: Stage, root: Path, seed: int) -> None:
@@ -300,7 +306,7 @@ class Trials:
         self.old, self.new = products(old), products(new)
 
     def _run(self, call: tuple[str, ...], folder: Path, *, count: Path | None = None) -> None:
-        """Run the whole command in a fork; the number of its file operations goes to ``count``."""
+        """Run a command to its end in a fork; ``count`` gets the number of file operations."""
 
         def work() -> None:
             operations: list[None] = []
@@ -312,7 +318,7 @@ class Trials:
         assert not run_killed(work, folder)
 
     def trial(self) -> None:
-        """Kill and continue, and check that no file is missing, different, or left over."""
+        """Kill and continue, and check that no file is missing, different or left over."""
         folder = self.root / f"trial{self.trials}"
         shutil.copytree(self.root / "old", folder)
         self.trials += 1
@@ -325,12 +331,12 @@ class Trials:
                 try:
                     _gpq(*call)
                 except Refused:
-                    # The output was complete before the kill, and is made once more.
+                    # The output was complete before the kill, so it is made once more.
                     _gpq(*call, "--overwrite")
 
             options: dict[str, Any] = {}
             if attempt < attempts and self.rng.random() < 0.7:
-                options = {"at": int(self.rng.integers(0, self.operations))}
+                options = {"operation": int(self.rng.integers(0, self.operations))}
             elif attempt < attempts:
                 options = {"after": float(self.rng.random()) * self.seconds}
             if not run_killed(work, folder, **options):
@@ -348,7 +354,7 @@ class Trials:
 
 
 def campaign(root: Path, kills: int, seed: int, only: str = "") -> int:
-    """Kill at least ``kills`` times, evenly over the stages; return how often."""
+    """Kill at least ``kills`` times, evenly over the stages, and return the number of kills."""
     stages = {name: stage for name, stage in prepare(root).items() if only in name}
     total = 0
     for name, stage in stages.items():
@@ -369,7 +375,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the kills (default: 0)")
     parser.add_argument("--only", default="", help="stages whose name contains this")
     options = parser.parse_args()
-    # A fork has only the main thread, so imports here must not start others.
+    # A fork has only the main thread, so imports in this process must not start others.
     os.environ["OMP_NUM_THREADS"] = "1"
     start = time.perf_counter()
     root = Path(tempfile.mkdtemp(prefix="kills-"))

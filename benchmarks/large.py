@@ -1,10 +1,11 @@
-"""Mapped indexes of any size: building, opening, the first and warm queries, memory; and Faiss' scans of the same codes.
+"""Mapped indexes of any size, compared with scans of the same codes by Faiss.
 
-    python benchmarks/large.py --codes models/default --items 1000000,10000000,100000000,1000000000 --folder SCRATCH
+    python benchmarks/large.py --codes models/default --items 1000000,1000000000 --folder SCRATCH
 
-``--codes`` names a folder that ``search.py --models models`` has made; its codes are enlarged as they are
-there. An item takes 6 bytes of disk for its code, up to 10 for the build, and about 6.5 in the end. Each
-size is stored when it is done; a second run computes the missing ones. The best scores of two queries are
+Building, opening, first and warm queries, and memory are measured. ``--codes`` names a folder that
+``search.py --models models`` has made; its codes are multiplied as in that script. An item takes 6
+bytes of disk for its code, up to 10 during the build, and about 6.5 in the end. Each size is saved
+when it is done, and a second run computes the missing ones. The best scores of two queries are
 compared with those of Faiss' ``IndexPQ``.
 """
 
@@ -32,7 +33,7 @@ BLOCK = 10_000_000
 K = 10
 SINGLE, BATCH = 64, 1024
 MOST_IN_MEMORY = 100_000_000
-"""Items up to which Faiss' FastScan is timed."""
+"""Maximum number of items for which Faiss' FastScan is timed."""
 
 
 class Codes:
@@ -44,7 +45,7 @@ class Codes:
         self.mapped: Any = np.memmap(path, np.uint8, "w+", shape=(n, width))
         for start in range(0, n, BLOCK):
             rng = np.random.default_rng([n, start])
-            rows = codes[rng.permutation(len(codes))]  # another draw for every block
+            rows = codes[rng.permutation(len(codes))]  # each block draws differently
             self.mapped[start : start + BLOCK] = enlarged(rows, M, min(BLOCK, n - start))
 
     def blocks(self, size: int) -> Iterator[tuple[Any, Any]]:
@@ -61,7 +62,7 @@ def private_bytes() -> int:
 
 
 def times(search: Callable[[Any], Any], xq: Any) -> dict[str, float]:
-    """Return milliseconds a query: the median of single queries, and of a batch."""
+    """Return milliseconds per query: the median of single queries, and the mean in a batch."""
     single = []
     for query in xq[:SINGLE]:
         start = time.perf_counter()
@@ -74,7 +75,11 @@ def times(search: Callable[[Any], Any], xq: Any) -> dict[str, float]:
 
 
 def best_scores(source: Codes, Z: Any, xq: Any) -> Any:
-    """Return the K best scores of each query by Faiss' ``IndexPQ``, block by block, and ms a query."""
+    """Search by Faiss' ``IndexPQ`` block by block.
+
+    Returns:
+        The K best scores of each query, and milliseconds per query.
+    """
     best = np.full((len(xq), K), -np.inf, np.float32)
     seconds = 0.0
     for codes, _ in source.blocks(BLOCK):
@@ -88,7 +93,7 @@ def best_scores(source: Codes, Z: Any, xq: Any) -> Any:
 
 
 def measure(folder: Path, codes: Any, Z: Any, xq: Any, n: int) -> dict[str, Any]:
-    """Return all figures of one size."""
+    """Build an index of n items, and return all figures."""
     path = folder / f"{n}.lists"
     source = Codes(folder / f"{n}.codes", codes, len(Z), n)
     start = time.perf_counter()
@@ -107,18 +112,18 @@ def measure(folder: Path, codes: Any, Z: Any, xq: Any, n: int) -> dict[str, Any]
     index.search(xq, K)
     cell["warm"] = times(partial(index.search, k=K, threads=1), xq)
     cell["private_bytes"] = private_bytes() - before
-    few = xq[:2]
-    scores, plain_ms = best_scores(source, Z, few)
+    sample = xq[:2]
+    scores, plain_ms = best_scores(source, Z, sample)
     cell["plain_ms"] = plain_ms
-    cell["same"] = bool(np.allclose(scores, index.search(few, K)[0], atol=1e-4))
+    cell["same"] = bool(np.allclose(scores, index.search(sample, K)[0], atol=1e-4))
     if n <= MOST_IN_MEMORY:
         plain = inject(Z)
         plain.add_sa_codes(np.asarray(source.mapped))
         fast: Any = faiss.IndexPQFastScan(plain)
-        few = xq[:SINGLE]
-        truth, results = index.search(few, K)[0], fast.search(few, K)[1]
+        sample = xq[:SINGLE]
+        truth, results = index.search(sample, K)[0], fast.search(sample, K)[1]
         cell["fastscan"] = times(partial(fast.search, k=K), xq[: max(2, min(BATCH, 10**10 // n))])
-        cell["fastscan"]["recall"] = recall(results, truth, source.mapped, Z, few)
+        cell["fastscan"]["recall"] = recall(results, truth, source.mapped, Z, sample)
     return cell
 
 
@@ -128,12 +133,15 @@ def markdown(result: dict[str, Any]) -> str:
     lines = [
         "# Large indexes",
         "",
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, Faiss {machine['versions']['faiss']}; "
-        f"one thread, k = {K}. `index.lists` of the default's codes, mapped; its results are exact. Milliseconds a "
-        f"query: median of {SINGLE} single ones / batch of {BATCH:,}, warm. `private`: memory that is not mapped from the "
-        "file. FastScan is not exact: `recall` is the share of the true ten, by scores. Made by `benchmarks/large.py`.",
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
+        f"Faiss {machine['versions']['faiss']}; one thread, k = {K}. `index.lists` of the "
+        "default's codes, mapped; its results are exact. Milliseconds a "
+        f"query: median of {SINGLE} single ones / batch of {BATCH:,}, warm. `private`: memory that "
+        "is not mapped from the file. FastScan is not exact: `recall` is the share of the true "
+        "ten, by scores. Made by `benchmarks/large.py`.",
         "",
-        "| items | build | bytes an item | open | first query | warm queries | private | IndexPQ | FastScan | recall |",
+        "| items | build | bytes an item | open | first query | warm queries | private "
+        "| IndexPQ | FastScan | recall |",
         "|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for n, cell in sorted(result["sizes"].items(), key=lambda size: int(size[0])):
@@ -143,7 +151,8 @@ def markdown(result: dict[str, Any]) -> str:
             scan = f"{fast['single_ms']:.2f} / {fast['batch_ms']:.2f} | {fast['recall']:.3f}"
         warm = cell["warm"]
         lines.append(
-            f"| {int(n):,} | {cell['build_s']:.0f} s | {cell['file_bytes'] / int(n):.2f} | {cell['open_s']:.2f} s | "
+            f"| {int(n):,} | {cell['build_s']:.0f} s | {cell['file_bytes'] / int(n):.2f} "
+            f"| {cell['open_s']:.2f} s | "
             f"{cell['first_ms']:.1f} ms | {warm['single_ms']:.3f} / {warm['batch_ms']:.3f} | "
             f"{cell['private_bytes'] / 1e6:.0f} MB | {cell['plain_ms']:.1f} | {scan} |"
         )

@@ -1,12 +1,12 @@
-"""Speed of whole-ranking mAP at the size of NUS-WIDE's protocol 2, compared with numpy.
+"""Speed of mAP over the full ranking at the size of NUS-WIDE's protocol 2, compared with numpy.
 
     OMP_NUM_THREADS=1 python benchmarks/ranking.py            # labels: $GPQ_DATA/nuswide
 
-35,272 queries x 85,415 items (3.0e9 pairs), the real label matrix of NUS-WIDE-21, relevant if a
-label is shared. Codes are PQ codes of *simulated* features, so the mAP says nothing about images;
-only sizes, labels and times are real. numpy (look-up of scores, argsort, cumsum, expected ties in
-closed form) ranks a sample of the queries, in rounds between the full runs, and its time for all of
-them is extrapolated from the time of a query.
+35,272 queries rank 85,415 items (3.0e9 pairs) with the real labels of NUS-WIDE-21. Items are
+relevant if they share a label with the query. Codes are PQ codes of *simulated* features, so the
+mAP says nothing about images; only sizes, labels and times are real. numpy (look-up of scores,
+argsort, cumsum, and the expected value over ties in closed form) ranks a sample of the queries
+between the full runs, and its time is extrapolated to all queries.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ WIDTH, NOISE = 96, 1.5
 def read_labels(folder: Path) -> Labels:
     """Read the labels of the 195,834 images with one of the 21 most frequent concepts.
 
-    Concepts are in alphabetical order, which is that of the official list, so that a split of a
-    seed is the one that the official files would give.
+    Concepts are in alphabetical order, as in the official list, so that a seed draws the same split
+    as from the official files.
 
     Args:
-        folder: with ``mul_label_ids.txt.gz`` (``image TAB concept`` a line) and ``label_ids.txt``
-            (``id TAB name``).
+        folder: the folder with ``mul_label_ids.txt.gz`` (lines ``image TAB concept``) and
+            ``label_ids.txt`` (lines ``id TAB name``).
 
     Raises:
         DataError: the files are missing or damaged.
@@ -72,8 +72,7 @@ def read_labels(folder: Path) -> Labels:
 
 
 def simulate(labels: Labels) -> Floats:
-    """Simulate features [N, WIDTH]: the mean of the directions of an image's concepts, and
-    noise."""
+    """Simulate features [N, WIDTH]: the scaled sum of the concepts' directions, plus noise."""
     rng = np.random.default_rng([0, CONCEPTS])
     directions = rng.standard_normal((labels.n_classes, WIDTH), dtype=np.float32)
     dense = labels.dense()
@@ -93,7 +92,7 @@ def bit_masks(labels: Labels) -> NDArray[np.uint32]:
 def numpy_ap(
     tables: Floats, codes: NDArray[np.uint8], relevant: NDArray[np.bool_], harmonic: Floats
 ) -> float:
-    """Return the expected AP of a query by the usual numpy code: scores, argsort, cumsum."""
+    """Return the expected AP of a query by plain numpy: scores, argsort and cumsum."""
     scores = np.zeros(len(codes), np.float32)
     for m in range(codes.shape[1]):
         scores += tables[m][codes[:, m]]
@@ -109,7 +108,7 @@ def numpy_ap(
 
 
 def measure(bits: int, x: Floats, labels: Labels, split: Any, options: Any) -> list[Results]:
-    """Measure both ways at one code length, a row for each number of threads."""
+    """Time both implementations at one code length, and return a row per number of threads."""
     query, base = split
     method = PQ(bits, seed=0).fit(x[base][:: max(1, len(base) // 20_000)])
     codes = unpack_codes(method.encode(x[base]), method.M, method.K)
@@ -120,22 +119,24 @@ def measure(bits: int, x: Floats, labels: Labels, split: Any, options: Any) -> l
     harmonic = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, len(base) + 1))])
     sample = np.random.default_rng([0, bits]).permutation(len(query))[: options.numpy_queries]
     rows: list[Results] = []
-    for threads, part in zip(
+    for threads, sampled in zip(
         options.threads, np.array_split(sample, len(options.threads)), strict=True
     ):
         result, wall, cpu = timed(
-            lambda t=threads: rank_codes(tables, codes, yq.packed, yb.packed, threads=t)  # type: ignore[misc]
+            lambda t=threads: rank_codes(  # type: ignore[misc]
+                tables, codes, yq.packed, yb.packed, threads=t
+            )
         )
         ap, numpy_wall, numpy_cpu = timed(
-            lambda part=part: [  # type: ignore[misc]
-                numpy_ap(tables[q], codes, (masks & query_masks[q]) != 0, harmonic) for q in part
+            lambda sampled=sampled: [  # type: ignore[misc]
+                numpy_ap(tables[q], codes, (masks & query_masks[q]) != 0, harmonic) for q in sampled
             ]
         )
-        if np.abs(result.ap[part] - ap).max() > 1e-5 or (
+        if np.abs(result.ap[sampled] - ap).max() > 1e-5 or (
             rows and rows[0]["mAP"] != f"{result.map:.4f}"
         ):
             raise GpqError("numpy or another number of threads gives another result: a defect")
-        scale = len(query) / len(part)
+        scale = len(query) / len(sampled)
         rows.append(
             {
                 "bits": bits,
@@ -161,16 +162,14 @@ def markdown(results: Results) -> str:
             render(results["rows"], "markdown", digits=1),
             f"{results['queries']:,} queries x {results['database']:,} items; real labels of "
             f"NUS-WIDE-21, {results['label_sets']:,} distinct label sets among the queries; "
-            "relevant: "
-            "shares a label. Codes: PQ of simulated features, a random direction of "
+            "relevant: shares a label. Codes: PQ of simulated features, a random direction of "
             f"{WIDTH} dimensions for each concept, the sum of an image's concepts scaled to unit "
             f"variance, plus Gaussian noise of {NOISE} deviations. The mAP therefore says nothing "
             "about images.",
             "",
             f"numpy: {results['numpy_queries']} of the queries, between the full runs, the time "
             "extrapolated to all: look-up of scores, `argsort`, `cumsum`, then the expected value "
-            "over "
-            "ties in closed form, on one core. *per CPU second* compares work alone.",
+            "over ties in closed form, on one core. *per CPU second* compares work alone.",
         ]
     )
 

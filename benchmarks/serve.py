@@ -2,10 +2,10 @@
 
     OMP_NUM_THREADS=1 python benchmarks/serve.py --seconds 600 --kills 100
 
-Load: a million items with simulated codes, 64 clients that each send a query as soon as the last
-one is answered, on one machine with the service. Kills: clients add and remove items, a rebuilt
-index is published over the served one, and the service gets SIGKILL. After each kill the index with
-its changes must hold every acknowledged change, and nothing else but the changes under way.
+Load: an index of a million items with simulated codes, and 64 clients on the same machine, each of
+which sends a query as soon as the last one is answered. Kills: clients add and remove items, a
+rebuilt index replaces the served one, and the service gets SIGKILL. After each kill the index with
+its changes must hold every acknowledged change, and nothing else except changes in flight.
 
 The exit code is 1 if a request fails or a change is lost.
 """
@@ -75,7 +75,7 @@ def make_index(model: Path, path: Path, n: int, seed: int = 0) -> dict[int, byte
 
 
 def free_port() -> int:
-    """Draw a free port below those that the system gives to connections."""
+    """Return a random free port, below the range that the system gives to outgoing connections."""
     while True:
         port = 20_000 + secrets.randbelow(10_000)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -140,14 +140,14 @@ async def _clients(
 
 
 def resident(pid: int) -> float:
-    """Resident memory of a process in MiB."""
+    """Return the resident memory of a process in MiB."""
     return (
         int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
     )
 
 
 def processor_seconds(pid: int) -> float:
-    """That a process has used so far."""
+    """Return the processor time that a process has used so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -155,7 +155,7 @@ def processor_seconds(pid: int) -> float:
 def load(
     index: Path, model: Path, *, seconds: float, clients: int, warm: float = 3.0
 ) -> dict[str, Any]:
-    """Latencies in ms, errors, and memory in MiB of a service under load."""
+    """Run a service under load, and return latencies in ms, errors, and memory in MiB."""
     port = free_port()
     limits = index.with_name("serve.toml")
     limits.write_text("threads = 1\n")
@@ -168,7 +168,7 @@ def load(
         rng = np.random.default_rng(1)
         vectors = decode(pack_codes(rng.integers(0, K, (clients * 50, M)), K), header.codebooks)
         vectors = vectors + 0.1 * rng.standard_normal(vectors.shape).astype(np.float32)
-        requests = [[_request(v) for v in part] for part in vectors.reshape(clients, 50, -1)]
+        requests = [[_request(v) for v in block] for block in vectors.reshape(clients, 50, -1)]
         asyncio.run(_clients(port, requests, warm, process.pid))
         before = processor_seconds(process.pid)
         times, errors, memory = asyncio.run(_clients(port, requests, seconds, process.pid))
@@ -211,9 +211,9 @@ class Writer(threading.Thread):
     """A client that adds and removes items of its own range of ids until the service is killed.
 
     Attributes:
-        acknowledged: the code of each acknowledged change; None: removed.
-        pending: the change that was sent, but not acknowledged.
-        error: the answer that was an error.
+        acknowledged: the code of each changed item; None: removed.
+        pending: the change that was sent but not yet acknowledged.
+        error: the response, if it was an error.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class Writer(threading.Thread):
         self.error: str | None = None
 
     def run(self) -> None:
-        """Write until the connection breaks."""
+        """Send changes until the connection breaks."""
         rng = np.random.default_rng()
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         headers = {"authorization": f"Bearer {TOKEN}", "content-type": "application/json"}
@@ -250,7 +250,7 @@ class Writer(threading.Thread):
 
 
 def _fork_service(index: Path, model: Path, port: int) -> int:
-    """Start the service in a fork of this process, which has imported everything."""
+    """Start the service in a fork of this process, which has imported all modules."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -268,7 +268,7 @@ def campaign(root: Path, kills: int, *, items: int = 2000, writers: int = 8) -> 
     """Kill a service again and again while clients write and indexes replace the served one.
 
     Raises:
-        AssertionError: an acknowledged change is lost, or an item appears that nobody wrote.
+        AssertionError: an acknowledged change is lost, or an item appears that no client wrote.
     """
     model, index = make_model(root, 24), root / "index.faiss"
     Z = read_model(model).codebooks
@@ -353,7 +353,7 @@ def _markdown(results: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Kill, load, and write the results."""
+    """Run the kills and the load, and write the results."""
     parser = make_parser(__doc__, "serve.json")
     parser.add_argument("--items", type=int, default=1_000_000)
     parser.add_argument("--bits", type=int, default=48)

@@ -1,8 +1,9 @@
-"""Open mutated files of every kind that is read: none may crash, hang, or raise anything but a one-line error.
+"""Open mutated files of every kind: none may crash, hang, or raise more than a one-line error.
 
     python tools/fuzz.py --cases 10000
 
-A case depends on its number alone: ``--first N --cases 1`` repeats it. The tests run a few hundred.
+A case depends on its number alone, so ``--first N --cases 1`` repeats case N. The tests run a few
+hundred cases.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 N, WIDTH = 90, 16
 MEMORY = 3 << 30
-"""Bytes that a worker may allocate beyond what its imports take."""
+"""Bytes that a worker may allocate in addition to its imports."""
 SECONDS = 120
 
 
 class Outcome(NamedTuple):
-    """Number of cases that were read and refused, and numbers and descriptions of those that failed."""
+    """Counts of files read and refused, and number and description of each failed case."""
 
     read: int
     refused: int
@@ -37,7 +38,7 @@ class Outcome(NamedTuple):
 
 
 class Seed(NamedTuple):
-    """A sound file, and what opens it; files that belong to it lie beside it."""
+    """A sound file, with its companions in the same folder, and a function that opens it."""
 
     path: Path
     use: Callable[[Path], object]
@@ -98,7 +99,7 @@ def _settings(path: Path) -> None:
 
 
 def seeds(folder: Path) -> list[Seed]:
-    """Make sound files of every kind; the same bytes every time."""
+    """Make a sound file of every kind, with the same bytes every time."""
     import h5py
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -135,8 +136,17 @@ def seeds(folder: Path) -> list[Seed]:
     index = gpq.index(model, codes, folder / "index.faiss")
     lists = gpq.index(model, codes, folder / "index.lists", names=False)
     opened = gpq.open_index(index)
-    with ChangeWriter(index, opened.code_of(7).nbytes, opened.fingerprint) as writer:  # type: ignore[union-attr]
-        writer.write({8: (None, None, None), 200: (bytes(opened.code_of(9)), "new", ("class 1",))})  # type: ignore[arg-type]
+    with ChangeWriter(
+        index,
+        opened.code_of(7).nbytes,  # type: ignore[union-attr]
+        opened.fingerprint,
+    ) as writer:
+        writer.write(
+            {
+                8: (None, None, None),
+                200: (bytes(opened.code_of(9)), "new", ("class 1",)),  # type: ignore[arg-type]
+            }
+        )
     return [
         *(Seed(path, _search) for path in (index, lists, codes)),
         *(Seed(path, _items) for path in (items_path(index), changes_path(index))),
@@ -153,7 +163,7 @@ def seeds(folder: Path) -> list[Seed]:
 
 
 def mutate(data: bytes, case: int) -> bytes:
-    """Cut the data, repeat a part, or change some bytes, mostly near the ends, where the sizes are."""
+    """Cut the data, repeat a part, or change some bytes, mostly near the ends with the sizes."""
     rng = np.random.default_rng([case, 1])
     mutant = bytearray(data)
     way = case % 8
@@ -177,7 +187,7 @@ def mutate(data: bytes, case: int) -> bytes:
 
 
 def work(folder: Path, first: int, last: int) -> None:
-    """Run the cases ``first`` to ``last - 1`` in this process; each outcome is a line on stdout."""
+    """Run the cases ``first`` to ``last - 1`` in this process; print a line for each outcome."""
     from gpq_faiss.errors import GpqError
 
     warnings.simplefilter("ignore")
@@ -206,7 +216,7 @@ def work(folder: Path, first: int, last: int) -> None:
 
 
 def run(cases: int, first: int = 0) -> Outcome:
-    """Run all cases, in a new process after each crash."""
+    """Run the cases, with a new process after each crash."""
     outcomes: dict[int, str] = {}
     names: dict[int, str] = {}
     case, last = first, first + cases
@@ -231,7 +241,7 @@ def run(cases: int, first: int = 0) -> Outcome:
         if case not in outcomes:
             outcomes[case] = f"the process ended with {ended.returncode}: {ended.stderr[-300:]}"
         if not names:
-            break  # it ended before the first case: there is no use in going on
+            break  # the worker ended before its first case, and would do so again
         case += 1
     failed = [
         (number, f"{names.get(number)}: {text}")

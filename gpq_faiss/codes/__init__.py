@@ -1,1 +1,1 @@
-"""Arrays of codes: checks, packing, encoding, scoring; without files or indexes."""
+"""Arrays of codes: checks, packing, encoding and scoring, without files or indexes."""

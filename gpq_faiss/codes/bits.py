@@ -1,5 +1,6 @@
-"""Packed codes: size, packing, unpacking and checks. Bits are least significant first, as in
-Faiss.
+"""Packed codes: size, packing, unpacking and checks.
+
+Bits are least significant first, as in Faiss.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from .checks import CODEWORDS, Codes, as_array, named_rows
 
 
 def bits_per_code(K: int) -> int:
-    """Return the bits of one codeword index: log2(K), 2 to 8.
+    """Return the number of bits of a codeword index: log2(K), from 2 to 8.
 
     Raises:
         UsageError: ``K`` is not a power of two from 4 to 256.
@@ -24,7 +25,7 @@ def bits_per_code(K: int) -> int:
 
 
 def code_size(M: int, K: int) -> int:
-    """Return the bytes of one packed code.
+    """Return the number of bytes of a packed code.
 
     Examples:
         >>> code_size(12, 16), code_size(3, 16)
@@ -33,31 +34,32 @@ def code_size(M: int, K: int) -> int:
     return (M * bits_per_code(K) + 7) // 8
 
 
-def check_codes(codes: ArrayLike, M: int, K: int, *, what: str = "codes") -> Codes:
+def check_codes(codes: ArrayLike, M: int, K: int, *, name: str = "codes") -> Codes:
     """Return ``codes`` as C-contiguous uint8 [n, code_size].
 
     Raises:
-        DataError: they are of another type or shape, or padding bits are set.
+        DataError: the type or the shape is wrong, or padding bits are set.
     """
-    array = as_array(codes, what)
+    array = as_array(codes, name)
     size = code_size(M, K)
     if array.dtype != np.uint8 or array.ndim != 2 or array.shape[1] != size:
         raise DataError(
-            f"{what}: {array.dtype} {array.shape}, expected uint8 [n, {size}] ({M} codebooks of {K})"
+            f"{name}: {array.dtype} {array.shape}, expected uint8 [n, {size}] "
+            f"({M} codebooks of {K})"
         )
     padding_bits = 8 * size - M * bits_per_code(K)
     if padding_bits:
         rows = np.flatnonzero(array[:, -1] >> (8 - padding_bits))
         if len(rows):
             raise DataError(
-                f"{what}: bits set beyond the last codebook in {named_rows(rows)}: "
+                f"{name}: bits set beyond the last codebook in {named_rows(rows)}: "
                 "they are not codes of this model"
             )
     return np.ascontiguousarray(array)
 
 
 def pack_codes(assignment: ArrayLike, K: int) -> Codes:
-    """Pack codeword indices [N, M], 0 to K - 1, to codes uint8 [N, code_size].
+    """Pack codeword indices [N, M], from 0 to K - 1, into codes uint8 [N, code_size].
 
     Examples:
         >>> pack_codes([[1, 2, 3]], 16).tolist()
@@ -68,8 +70,9 @@ def pack_codes(assignment: ArrayLike, K: int) -> Codes:
 
 
 def unpack_codes(codes: ArrayLike, M: int, K: int) -> Codes:
-    """Unpack codes uint8 [N, code_size] to codeword indices uint8 [N, M]: the inverse of
-    :func:`pack_codes`.
+    """Unpack codes uint8 [N, code_size] into codeword indices uint8 [N, M].
+
+    The inverse of :func:`pack_codes`.
 
     Raises:
         DataError: see :func:`check_codes`.

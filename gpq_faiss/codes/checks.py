@@ -1,4 +1,4 @@
-"""Checks of arrays before they are passed to Faiss, which checks little."""
+"""Checks of arrays before they are passed to Faiss, which itself checks little."""
 
 from __future__ import annotations
 
@@ -21,44 +21,52 @@ MAX_CODEBOOKS = 256
 """Maximum number of codebooks of FastScan, which sums 8-bit entries in 16 bits."""
 
 
-def as_array(x: Any, what: str) -> NDArray[Any]:
-    """Return ``x`` as an array. Raises DataError: its rows have different lengths, say."""
+def as_array(x: Any, name: str) -> NDArray[Any]:
+    """Return ``x`` as an array.
+
+    Raises:
+        DataError: it is not an array, for example because its rows have different lengths.
+    """
     try:
         return np.asarray(x)
     except (ValueError, TypeError, OverflowError) as error:
-        raise DataError(f"{what}: not an array of numbers ({one_line(error)})") from None
+        raise DataError(f"{name}: not an array of numbers ({one_line(error)})") from None
 
 
-def check_count(value: Any, what: str, *, least: int = 1, most: int = (1 << 31) - 1) -> int:
-    """Return a whole number from ``least`` to ``most``. Raises UsageError: it is anything else."""
+def check_count(value: Any, name: str, *, minimum: int = 1, maximum: int = (1 << 31) - 1) -> int:
+    """Return ``value`` as an integer.
+
+    Raises:
+        UsageError: it is not an integer from ``minimum`` to ``maximum``.
+    """
     is_integer = type(value) is int or isinstance(value, np.integer)
-    if not is_integer or not least <= value <= most:
+    if not is_integer or not minimum <= value <= maximum:
         raise UsageError(
-            f"{what} = {value!r}: it must be a whole number from {least:,} to {most:,}"
+            f"{name} = {value!r}: it must be a whole number from {minimum:,} to {maximum:,}"
         )
     return int(value)
 
 
-def check_codebooks(Z: ArrayLike, *, what: str = "codebooks", unit: bool = True) -> Floats:
-    """Return codebooks as C-contiguous float32 [M, K, d], checked for Faiss.
+def check_codebooks(Z: ArrayLike, *, name: str = "codebooks", unit: bool = True) -> Floats:
+    """Check codebooks for use in Faiss, and return them as C-contiguous float32 [M, K, d].
 
     Faiss encodes by the L2-nearest codeword, which has the largest inner product (as in GPQ) only
     if all codewords have equal norm. So codewords must be unit-norm.
 
     Args:
-        what: name in errors.
-        unit: whether norms matter; otherwise codewords must only be finite.
+        name: how errors name the codebooks.
+        unit: require unit norms; otherwise codewords must only be finite.
 
     Raises:
-        DataError: wrong type or shape, K not a power of two from 4 to 256, not finite, or a norm
-            that differs from 1 by more than 1e-4.
+        DataError: the type or the shape is wrong, K is not a power of two from 4 to 256, a value is
+            not finite, or a norm differs from 1 by more than 1e-4.
     """
-    array = as_array(Z, what)
+    array = as_array(Z, name)
     is_float32 = array.dtype == np.float32 and array.ndim == 3
     if not is_float32 or 0 in array.shape or array.shape[1] not in CODEWORDS:
         raise DataError(
-            f"{what}: {array.dtype} {array.shape}, expected float32 [codebooks, codewords, dimensions], "
-            "codewords a power of two from 4 to 256"
+            f"{name}: {array.dtype} {array.shape}, expected float32 "
+            "[codebooks, codewords, dimensions], codewords a power of two from 4 to 256"
         )
     norms = np.sqrt(np.square(array, dtype=np.float64).sum(axis=-1))
     worst = np.unravel_index(np.abs(norms - 1.0).argmax(), norms.shape)
@@ -66,8 +74,8 @@ def check_codebooks(Z: ArrayLike, *, what: str = "codebooks", unit: bool = True)
     if not abs(norms[worst] - 1.0) <= tolerance:  # NaN, too
         problem = "not 1" if unit else "which is not finite"
         raise DataError(
-            f"{what}: codeword {worst[1]} of codebook {worst[0]} has norm {norms[worst]:.6g}, {problem}: "
-            "pass the normalised codewords (z') that training writes"
+            f"{name}: codeword {worst[1]} of codebook {worst[0]} has norm {norms[worst]:.6g}, "
+            f"{problem}: pass the normalised codewords (z') that training writes"
         )
     return np.ascontiguousarray(array)
 
@@ -76,57 +84,63 @@ def check_vectors(
     x: ArrayLike,
     D: int,
     *,
-    what: str,
+    name: str,
     allow_empty: bool = True,
     first_row: int = 0,
     finite: bool = True,
 ) -> Floats:
-    """Return ``x`` as C-contiguous float32 [n, D]; errors count rows from ``first_row``.
+    """Check vectors, and return them as C-contiguous float32 [n, D].
+
+    Args:
+        name: how errors name the vectors.
+        allow_empty: accept an array without rows.
+        first_row: number of the first row in errors.
+        finite: refuse NaN and infinity.
 
     Raises:
-        DataError: not numbers, not two-dimensional, another width, empty (unless allowed), NaN or
-            infinity (rows are named; not checked if ``finite`` is false).
+        DataError: ``x`` does not hold numbers, is not two-dimensional, has another width, has no
+            rows, or contains NaN or infinity (the rows are named).
     """
-    array = as_array(x, what)
+    array = as_array(x, name)
     if array.dtype.kind not in "fiu" or array.ndim != 2 or array.shape[1] != D:
         raise DataError(
-            f"{what}: {array.dtype} {array.shape}, expected numbers [n, {D}]: is it of another model?"
+            f"{name}: {array.dtype} {array.shape}, expected numbers [n, {D}]: "
+            "is it of another model?"
         )
     if len(array) == 0 and not allow_empty:
-        raise DataError(f"{what}: empty, expected at least one row")
+        raise DataError(f"{name}: empty, expected at least one row")
     if array.dtype != np.float32:
         with np.errstate(over="ignore"):
             array = array.astype(np.float32)
     array = np.ascontiguousarray(array)
-    # One fast pass, without warnings; only suspicious results (or overflows) are examined in
-    # detail.
+    # One fast pass without warnings; rows are examined only if its result is not finite.
     if finite and not math.isfinite(np.vdot(array, array)):
         rows = np.flatnonzero(~np.isfinite(array).all(axis=1))
         if len(rows):
-            raise DataError(f"{what}: NaN or infinity in {named_rows(first_row + rows)}")
+            raise DataError(f"{name}: NaN or infinity in {named_rows(first_row + rows)}")
     return array
 
 
 def named_rows(rows: NDArray[Any]) -> str:
-    """Return ``row 3`` or ``rows 1, 2, 3, 4, 5 and 7 more``."""
+    """Return rows as errors name them: ``row 3`` or ``rows 1, 2, 3, 4, 5 and 7 more``."""
     numbers = ", ".join(str(row) for row in rows[:5])
-    more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
-    return f"row{'s' * (len(rows) > 1)} {numbers}{more}"
+    omitted = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
+    return f"row{'s' * (len(rows) > 1)} {numbers}{omitted}"
 
 
-def check_unique(ids: Ids, what: str) -> None:
-    """Check that no id is -1, and that each occurs once.
+def check_unique(ids: Ids, name: str) -> None:
+    """Check that no id is -1, and that no id repeats.
 
     Raises:
-        DataError: one of them does not.
+        DataError: an id is -1, or occurs more than once.
     """
     if bool((ids == -1).any()):
         raise DataError(
-            f"{what}: an item has the id -1, which marks a missing result: give it another"
+            f"{name}: an item has the id -1, which marks a missing result: give it another"
         )
     if len(ids) < 2 or bool((ids[1:] > ids[:-1]).all()):  # ascending (the usual case)
         return
     ordered = np.sort(ids)
     repeated = ordered[1:][ordered[1:] == ordered[:-1]]
     if len(repeated):
-        raise DataError(f"{what}: id {repeated[0]} occurs more than once: every item needs its own")
+        raise DataError(f"{name}: id {repeated[0]} occurs more than once: every item needs its own")

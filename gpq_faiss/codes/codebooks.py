@@ -1,4 +1,4 @@
-"""GPQ codebooks in Faiss: injection and byte-fused form.
+"""Codebooks of GPQ in Faiss, and their byte-fused form.
 
 Shapes: ``Z`` float32 [M, K, d] unit-norm in the last axis (the z' of the paper), ``assignment``
 uint8 [N, M], ``codes`` uint8 [N, code_size] with ``code_size = ceil(M * log2(K) / 8)``, bits least
@@ -19,8 +19,9 @@ from .checks import Floats, check_codebooks
 
 
 def product_index(centroids: Floats) -> Any:
-    """Return an empty, trained IndexPQ with these centroids of any norm (fused ones have norm sqrt
-    2).
+    """Return an empty, trained IndexPQ with centroids of any norm.
+
+    (Those of byte-fused codebooks have norm sqrt 2.)
     """
     M, K, d = centroids.shape
     index = faiss.IndexPQ(M * d, M, bits_per_code(K), faiss.METRIC_INNER_PRODUCT)
@@ -30,8 +31,7 @@ def product_index(centroids: Floats) -> Any:
 
 
 def inject(Z: ArrayLike) -> Any:
-    """Return an empty, trained ``faiss.IndexPQ`` (inner product) with the centroids ``Z``, bit for
-    bit.
+    """Return an empty, trained ``faiss.IndexPQ`` (inner product) with exactly the centroids ``Z``.
 
     Raises:
         DataError: see :func:`check_codebooks`.
@@ -49,12 +49,11 @@ def inject(Z: ArrayLike) -> Any:
 
 
 def fuse(Z: ArrayLike) -> Floats:
-    """Return two 4-bit codebooks as one 8-bit codebook, for the same code bytes: float32
-    [ceil(M/2), 256, 2d].
+    """Fuse pairs of 4-bit codebooks into 8-bit codebooks, float32 [ceil(M/2), 256, 2d].
 
-    The codeword of byte b is [Z[2p, b & 15], Z[2p + 1, b >> 4]]. For odd M the last codebook is
-    paired with zeros, so vectors must be padded by d zeros (:func:`pad_vectors`). Scores and ids
-    stay the same.
+    The codeword of byte b is [Z[2p, b & 15], Z[2p + 1, b >> 4]]. The bytes of the codes, scores and
+    ids stay the same. For odd M the last codebook is paired with zeros, so vectors must be padded
+    by d zeros (:func:`pad_vectors`).
 
     Raises:
         UsageError: K is not 16.
@@ -78,11 +77,12 @@ def fuse(Z: ArrayLike) -> Floats:
 
 
 def unfuse(fused: ArrayLike) -> Floats:
-    """Return the 4-bit codebooks [M, 16, d] of byte-fused ones [ceil(M/2), 256, 2d]: the inverse of
-    :func:`fuse`.
+    """Return the 4-bit codebooks [M, 16, d] of byte-fused ones [ceil(M/2), 256, 2d].
+
+    The inverse of :func:`fuse`.
 
     Raises:
-        DataError: the codebooks are not of that form.
+        DataError: the codebooks are not byte-fused.
     """
     array = np.asarray(fused)
     if array.dtype != np.float32 or array.ndim != 3 or array.shape[1] != 256 or array.shape[2] % 2:
@@ -95,7 +95,7 @@ def unfuse(fused: ArrayLike) -> Floats:
     Z[1::2] = array[:, ::16, half:]
     if not Z[-1].any():
         Z = Z[:-1]
-    Z = check_codebooks(Z, what="byte-fused codebooks")
+    Z = check_codebooks(Z, name="byte-fused codebooks")
     if not np.array_equal(fuse(Z), array):
         raise DataError("the 8-bit codebooks do not consist of two 4-bit ones each: not byte-fused")
     return Z

@@ -1,8 +1,8 @@
-"""Vectors to codes by Faiss, and back: the codeword of the largest inner product in each sub-space.
+"""Encoding of vectors by Faiss, and decoding.
 
-Faiss takes the codeword of the smallest L2 distance, which is the same, as all have equal norm.
-(From d = 16 on it uses BLAS, and its choice between codewords within rounding error depends on the
-batch.)
+Each sub-vector is encoded by the codeword of the largest inner product. Faiss takes the one of the
+smallest L2 distance, which is the same, as all codewords have equal norm. (From d = 16 on Faiss
+uses BLAS, and its choice between codewords within rounding error depends on the batch.)
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from .codebooks import product_index
 
 ENCODE_BLOCK = 8192
 _ORDINARY = 1e4
-"""Range of squared norms (up to this, from its inverse) of sub-vectors that are encoded without
-scaling.
-"""
+"""Sub-vectors are encoded without scaling if their squared norm is between 1e-4 and this."""
 _ITEM_TOLERANCE = 1e-3  # per coordinate; a network's codewords are exact to about 1e-7
 
 
 def _first_of_equals(Z: Floats) -> Codes | None:
-    """Return the lowest index of an identical codeword, uint8 [M, K]; None if all codewords
-    differ.
+    """Return the lowest index of an identical codeword for each codeword, uint8 [M, K].
+
+    Returns None if all codewords differ.
     """
     table = np.stack([(book[:, None] == book).all(axis=2).argmax(axis=1) for book in Z]).astype(
         np.uint8
@@ -34,30 +33,30 @@ def _first_of_equals(Z: Floats) -> Codes | None:
 
 
 def encode(
-    x: ArrayLike, Z: ArrayLike, *, what: str = "vectors to encode", first_row: int = 0
+    x: ArrayLike, Z: ArrayLike, *, name: str = "vectors to encode", first_row: int = 0
 ) -> Codes:
-    """Encode intra-normalised vectors: the codeword of the largest inner product in each sub-space.
+    """Encode intra-normalised vectors by the codewords of the largest inner products.
 
     The codes are those of Faiss (``IndexPQ.add``, ``sa_encode``). Ties go to the lowest index,
-    which Faiss guarantees only without BLAS. Additional memory is bounded; there are as many
-    threads as Faiss is set to use.
+    which Faiss guarantees only without BLAS. Vectors are encoded in blocks, so additional memory is
+    bounded, with the number of threads that Faiss is set to use.
 
     Only the direction of a sub-vector matters. Faiss compares L2 distances in float32, which lose
     the direction of sub-vectors much longer or shorter than codewords; such sub-vectors (norm below
     0.01, or at least 100) are scaled first.
 
     Args:
-        x: [N, M*d] numbers, sub-vectors of any norm but 0.
+        x: numbers [N, M*d]; sub-vectors may have any norm but 0.
         Z: float32 [M, K, d].
-        what: name of the vectors in errors.
-        first_row: number of their first row in errors.
+        name: how errors name the vectors.
+        first_row: number of the first row in errors.
 
     Returns:
         uint8 [N, code_size]
 
     Raises:
-        DataError: ``Z`` is invalid (:func:`check_codebooks`); ``x`` has another width, NaN, or a
-            zero sub-vector, which has no direction (rows are named).
+        DataError: ``Z`` is invalid (:func:`check_codebooks`), or ``x`` has another width, NaN, or a
+            zero sub-vector, which has no direction (the rows are named).
 
     Examples:
         >>> Z = np.eye(16, dtype=np.float32)[None].repeat(2, axis=0)
@@ -67,14 +66,14 @@ def encode(
     """
     Z = check_codebooks(Z)
     M, K, d = Z.shape
-    source = as_array(x, what)
+    source = as_array(x, name)
     if source.ndim != 2 or len(source) == 0:  # the full check raises the detailed error
-        source = check_vectors(source, M * d, what=what)
+        source = check_vectors(source, M * d, name=name)
     index, first = product_index(Z), _first_of_equals(Z)
     out = np.empty((len(source), code_size(M, K)), np.uint8)
     for start in range(0, len(source), ENCODE_BLOCK):
         rows = check_vectors(
-            source[start : start + ENCODE_BLOCK], M * d, what=what, first_row=first_row + start
+            source[start : start + ENCODE_BLOCK], M * d, name=name, first_row=first_row + start
         )
         sub_vectors = rows.reshape(-1, M, d)
         squares = np.einsum("nmd,nmd->nm", sub_vectors, sub_vectors)
@@ -84,7 +83,8 @@ def encode(
             if not directed.all():
                 names = named_rows(first_row + start + np.flatnonzero(~directed))
                 raise DataError(
-                    f"{what}: a sub-vector of zeros has no direction, in {names}: leave these items out"
+                    f"{name}: a sub-vector of zeros has no direction, in {names}: "
+                    "leave these items out"
                 )
             # Scaling by a power of two is exact.
             exponents = np.where(extreme, np.frexp(np.abs(sub_vectors).max(axis=2))[1], 0)
@@ -115,10 +115,10 @@ def decode(codes: ArrayLike, Z: ArrayLike, *, unit: bool = True) -> Floats:
     return Z[np.arange(M), assignment].reshape(len(assignment), M * d)
 
 
-def check_items(x: Floats, codes: Codes, Z: Floats, *, what: str, first_row: int = 0) -> None:
-    """Check that vectors are items of a model whose item vectors consist of codewords.
+def check_items(x: Floats, codes: Codes, Z: Floats, *, name: str, first_row: int = 0) -> None:
+    """Check that vectors equal the reconstruction of their codes.
 
-    Such vectors equal the reconstruction of their codes.
+    This holds for the item vectors of a model whose items consist of codewords.
 
     Raises:
         DataError: a vector differs from its codewords, as query vectors do (rows are named).
@@ -129,6 +129,7 @@ def check_items(x: Floats, codes: Codes, Z: Floats, *, what: str, first_row: int
         rows = np.flatnonzero(differences > _ITEM_TOLERANCE)
         if len(rows):
             raise DataError(
-                f"{what}: {named_rows(first_row + start + rows)} cannot be items of this model, whose items "
-                "are codewords; are they query vectors? Encode the items with gpq encode"
+                f"{name}: {named_rows(first_row + start + rows)} cannot be items of this model, "
+                "whose items are codewords; are they query vectors? "
+                "Encode the items with gpq encode"
             )

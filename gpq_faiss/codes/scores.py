@@ -1,4 +1,4 @@
-"""Scores of codes by table sums, in one fixed order of float32 operations.
+"""Scores of codes as sums of table entries, in one fixed order of float32 operations.
 
 The entries t of :func:`score_tables` are summed as (t0 + t1) + (t2 + t3) + ..., so that items with
 equal codes have bit-equal scores for any batch, block or index.
@@ -24,12 +24,12 @@ def score_tables(xq: ArrayLike, Z: ArrayLike) -> Floats:
         Z: codebooks, float32 [M, K, d].
 
     Raises:
-        DataError: see :func:`check_codebooks`, :func:`check_vectors`; or queries are so large that
-            a score overflows.
+        DataError: see :func:`check_codebooks` and :func:`check_vectors`; or queries are so large
+            that a score overflows.
     """
     Z = check_codebooks(Z, unit=False)
     M, K, d = Z.shape
-    queries = check_vectors(xq, M * d, what="queries").reshape(-1, M, d)
+    queries = check_vectors(xq, M * d, name="queries").reshape(-1, M, d)
     tables = np.zeros((len(queries), M, K), np.float32)
     term = np.empty_like(tables)
     with np.errstate(over="ignore", invalid="ignore"):

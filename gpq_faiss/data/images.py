@@ -232,5 +232,5 @@ def to_vectors(values: Any, width: int) -> NDArray[np.float32]:
     array = array[None] if array.shape == (width,) else array
     # Writable, as torch requires.
     return np.require(
-        checks.check_vectors(array, width, what=message, finite=False), requirements="W"
+        checks.check_vectors(array, width, name=message, finite=False), requirements="W"
     )

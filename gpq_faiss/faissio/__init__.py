@@ -1,1 +1,1 @@
-"""Codes to and from Faiss' own objects and files, and model folders."""
+"""Conversion of codes to and from Faiss' own objects and files, and model folders."""

@@ -1,13 +1,13 @@
-"""Codes as a Faiss index, and back. All bytes are written and read by Faiss itself.
+"""Conversion of codes to a Faiss index, and back. Faiss itself reads and writes all bytes.
 
-============  ============================================================================================
+============  ===============================================================================
 kind          Faiss index
-============  ============================================================================================
+============  ===============================================================================
 ``flat``      ``IndexPQ`` with the codebooks of the model
-``fused``     ``IndexPQ`` of 8 bits with byte-fused codebooks: the same code bytes, four times as fast
-``fastscan``  ``IndexPQFastScan``: fast and approximate, as its 8-bit tables are scaled to the widest one
-``ivf``       ``IndexIVFPQ`` not by residual: the first codewords of a code name its inverted list
-============  ============================================================================================
+``fused``     ``IndexPQ`` of 8 bits with byte-fused codebooks: equal bytes, four times as fast
+``fastscan``  ``IndexPQFastScan``: fast, but approximate: its 8-bit tables share one scale
+``ivf``       ``IndexIVFPQ``, not by residual: a code's first codewords name its inverted list
+============  ===============================================================================
 
 All but ``ivf``, which stores ids itself, are in an ``IndexIDMap2``, unless an item's id is its
 position.
@@ -29,12 +29,12 @@ from ..errors import DataError, UsageError
 Kind = Literal["flat", "fused", "fastscan", "ivf"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 _TWO_CODEWORDS = 1_000_000
-"""Number of items from which two codewords in place of one name an inverted list."""
+"""Number of items from which on two codewords, instead of one, name an inverted list."""
 METRICS = {faiss.METRIC_INNER_PRODUCT: "inner product", faiss.METRIC_L2: "L2"}
 
 
 def check_kind(kind: str, M: int, K: int) -> Kind:
-    """Return ``kind`` if codes of M codebooks of K codewords can be stored so.
+    """Return ``kind`` if it can store codes of M codebooks of K codewords.
 
     Raises:
         UsageError: the kind is unknown, or does not fit the codebooks.
@@ -111,12 +111,12 @@ def _to_ivf(codes: Codes, ids: Ids, Z: Floats) -> Any:
 
 
 class Contents(NamedTuple):
-    """What an index of product codes holds.
+    """The contents of an index of product codes.
 
     Attributes:
         codes: uint8 [n, code_size].
         ids: int64 [n], each once.
-        codebooks: float32 [M, K, d]; of byte-fused ones the 4-bit ones.
+        codebooks: float32 [M, K, d]; byte-fused ones are returned as 4-bit ones.
         metric: ``faiss.METRIC_INNER_PRODUCT`` or ``faiss.METRIC_L2``.
         kind: ``flat`` or ``fused``.
     """
@@ -132,10 +132,10 @@ def from_faiss(index: Any, name: str = "the index") -> Contents:
     """Return the contents of an ``IndexPQ``, possibly in an ``IndexIDMap`` or ``IndexIDMap2``.
 
     Args:
-        name: of the index, for errors.
+        name: how errors name the index.
 
     Raises:
-        DataError: an index of another kind, or not trained; an id that repeats or is -1.
+        DataError: the index is of another kind or not trained, or an id repeats or is -1.
     """
     inner = faiss.downcast_index(index)
     id_map: Ids | None = None
@@ -144,7 +144,8 @@ def from_faiss(index: Any, name: str = "the index") -> Contents:
         inner = faiss.downcast_index(inner.index)
     if type(inner) is not faiss.IndexPQ or not 2 <= inner.pq.nbits <= 8:
         raise DataError(
-            f"{name} is {describe(index)}, not codes of a product quantiser (IndexPQ of 2 to 8 bits)"
+            f"{name} is {describe(index)}, not codes of a product quantiser "
+            "(IndexPQ of 2 to 8 bits)"
         )
     if inner.metric_type not in METRICS or not inner.is_trained:
         raise DataError(f"{name} is not trained, or its metric is neither inner product nor L2")
@@ -154,8 +155,8 @@ def from_faiss(index: Any, name: str = "the index") -> Contents:
     sizes = len(centroids), len(codes), n if id_map is None else len(id_map)
     if M > MAX_CODEBOOKS or sizes != (M * K * d, n * code_size(M, K), n):
         raise DataError(f"{name} is damaged: its sizes contradict each other")
-    codebooks = check_codebooks(centroids.reshape(M, K, d), what=name, unit=False)
-    codes = check_codes(codes.reshape(n, code_size(M, K)), M, K, what=name)
+    codebooks = check_codebooks(centroids.reshape(M, K, d), name=name, unit=False)
+    codes = check_codes(codes.reshape(n, code_size(M, K)), M, K, name=name)
     ids = np.arange(n) if id_map is None else id_map
     check_unique(ids, name)
     kind: Kind = "flat"
@@ -166,7 +167,7 @@ def from_faiss(index: Any, name: str = "the index") -> Contents:
 
 
 def describe(index: Any) -> str:
-    """Return what an index is, for errors: ``an inverted file (IndexIVFFlat)``."""
+    """Describe an index for errors: ``an inverted file (IndexIVFFlat)``."""
     outer = inner = index
     if isinstance(index, faiss.Index):
         outer = inner = faiss.downcast_index(index)

@@ -24,7 +24,7 @@ def write_index(index: Any, path: str | Path) -> Path:
     """
     path = Path(path)
     with atomic_path(path) as temporary, temporary.open("wb") as file:
-        # Given a name, Faiss ignores that the disk is full when it closes the file.
+        # If Faiss opens the file itself, it ignores errors of closing it, such as a full disk.
         writer = faiss.PyCallbackIOWriter(file.write, _WRITE_BYTES)  # type: ignore[attr-defined]
         faiss.write_index(index, writer)
     return path
@@ -34,7 +34,7 @@ def read_index(path: str | Path) -> Any:
     """Read a Faiss index, possibly an untrusted one.
 
     Raises:
-        DataError: the file is missing, damaged, no Faiss index, or a binary one.
+        DataError: the file is missing or damaged, or is not a Faiss index, or is a binary one.
     """
     path = Path(path)
     size = check_file(path, INDEX_FILE)

@@ -1,4 +1,4 @@
-"""Read model folders without torch: description and codebooks."""
+"""Reading the description and the codebooks of a model folder, without torch."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def encode_items(vectors: Any, Z: Floats, description: Mapping[str, Any], **opti
         vectors: float32 [n, M*d].
         Z: codebooks of the model, float32 [M, K, d].
         description: the ``config.json`` of the model.
-        options: ``what`` and ``first_row`` of :func:`..codes.encode.encode`.
+        options: ``name`` and ``first_row`` of :func:`..codes.encode.encode`.
 
     Raises:
         DataError: see :func:`..codes.encode.encode`; or the items of the model consist of
-            codewords, and a vector does not, as vectors of queries do not.
+            codewords, and a vector does not: it may be one of a query.
     """
     codes = encode(vectors, Z, **options)
     if description.get("items_are_codewords") is True:
@@ -47,7 +47,7 @@ class ModelHeader:
 
     Attributes:
         codebooks: float32 [M, K, d], unit-norm.
-        model_fingerprint: of all weights.
+        model_fingerprint: fingerprint of all weights.
         description: contents of ``config.json``.
     """
 
@@ -66,9 +66,9 @@ class ModelHeader:
         if self.description.get("asymmetric") is not True:
             return {}
         _log.info(
-            "%s has different vectors for queries and items: add item vectors (gpq encode, Encoder.embed) "
-            "and search with query vectors (Encoder.embed with queries=True, gpq export-encoder); other "
-            "programs cannot tell them apart",
+            "%s has different vectors for queries and items: add item vectors (gpq encode, "
+            "Encoder.embed) and search with query vectors (Encoder.embed with queries=True, "
+            "gpq export-encoder); other programs cannot tell them apart",
             self.folder,
         )
         return {"asymmetric": True}
@@ -78,12 +78,13 @@ def read_description(folder: str | Path) -> dict[str, Any]:
     """Return the ``config.json`` of a model folder.
 
     Raises:
-        DataError: it is not a model folder, damaged, or of a later format.
+        DataError: it is not a model folder, is damaged, or has a later format.
     """
     path = Path(folder) / "config.json"
     if not path.exists():
         raise DataError(
-            f"{path.parent.resolve()} is not a model folder, its config.json is not found: pass the --out of 'gpq train'"
+            f"{path.parent.resolve()} is not a model folder, its config.json is not found: "
+            "pass the --out of 'gpq train'"
         )
     document: dict[str, Any] = read_json(path, "a model's settings (gpq train writes it)")
     keys = dict.fromkeys(("format_version", "config", "input", "class_names"), object)
@@ -93,8 +94,8 @@ def read_description(folder: str | Path) -> dict[str, Any]:
         raise DataError(f"{path} does not describe a model: it is damaged or foreign")
     if document["format_version"] != FORMAT_VERSION:
         raise DataError(
-            f"{path.parent} has model format {document['format_version']}, this version reads {FORMAT_VERSION}: "
-            "update gpq-faiss"
+            f"{path.parent} has model format {document['format_version']}, "
+            f"this version reads {FORMAT_VERSION}: update gpq-faiss"
         )
     return document
 
@@ -103,7 +104,7 @@ def read_model(model_dir: str | Path) -> ModelHeader:
     """Read codebooks and fingerprints of a model folder, without torch.
 
     Raises:
-        DataError: a file is missing, damaged or of another format, or invalid codebooks.
+        DataError: a file is missing, damaged or of another format, or the codebooks are invalid.
         MismatchError: weights and ``config.json`` do not match.
     """
     from safetensors import safe_open
@@ -111,10 +112,10 @@ def read_model(model_dir: str | Path) -> ModelHeader:
     folder = Path(model_dir)
     document = read_description(folder)
     path = folder / "model.safetensors"
-    what = "the weight file of the model (copy the whole folder)"
-    with reading(path, what), safe_open(path, framework="numpy") as tensors:
+    content = "the weight file of the model (copy the whole folder)"
+    with reading(path, content), safe_open(path, framework="numpy") as tensors:
         codebooks = tensors.get_tensor("codebooks")
-    Z = check_codebooks(codebooks, what=f"codebooks of {path}")
+    Z = check_codebooks(codebooks, name=f"codebooks of {path}")
     model = ModelHeader(folder, Z, document["model_fingerprint"], document)
     if model.codebooks_fingerprint != document["codebooks_fingerprint"]:
         raise MismatchError(

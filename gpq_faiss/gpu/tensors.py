@@ -36,7 +36,7 @@ def vectors_on(x: ArrayLike | Tensor, D: int, device: torch.device) -> Tensor:
         DataError: not numbers, another shape, empty; of an array also NaN or infinity (rows are named).
     """
     if not isinstance(x, Tensor):
-        return tensor_of(check_vectors(x, D, what="queries", allow_empty=False)).to(device)
+        return tensor_of(check_vectors(x, D, name="queries", allow_empty=False)).to(device)
     if x.device != device:
         raise UsageError(
             f"queries are on {x.device}, the index on {device}: move them there, or pass a numpy array"

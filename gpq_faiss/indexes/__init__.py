@@ -1,7 +1,7 @@
 """Exact search of product codes, in memory or over a mapped file.
 
-- ``opening``: how a file becomes an index
+- ``opening``: opening of files and Faiss indexes
 - ``index``: the index, its filters and its changes
 - ``lists``: inverted lists over arrays; ``list_kernels`` and ``block_scan`` have the compiled loops
-- ``list_file``: the arrays in a file that is mapped
+- ``list_file``: the file of these arrays, which is mapped
 """

@@ -1,4 +1,4 @@
-"""Which of 64 codes may reach a score: one pass of look-ups in SIMD registers over a block.
+"""A SIMD pass over a block of 64 codes that finds the codes that may reach the threshold.
 
 FastScan (André et al., VLDB 2015) keeps quantised look-up tables in registers and rounds them once
 for a whole scan. Here an entry of the quantised LUT is the distance of a codeword from the best one
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 Number = Any
 """An int64, a uint64 or a float32."""
 BLOCK = 64
-"""Codes in a block."""
+"""Number of codes in a block."""
 SHUFFLES: tuple[tuple[str, int, str | None], ...] = (
     ("+avx512bw", 64, "llvm.x86.avx512.pshuf.b.512"),
     ("+avx2", 32, "llvm.x86.avx2.pshuf.b"),
@@ -35,23 +35,23 @@ SHUFFLES: tuple[tuple[str, int, str | None], ...] = (
     ("arm64", 16, "llvm.aarch64.neon.tbl1.v16i8"),
     ("", 16, None),  # any other processor
 )
-"""A feature or kind of processors, the bytes that they look up at once, and the instruction."""
+"""Processor feature or architecture, number of bytes looked up at once, and instruction."""
 
 
 def scan_block(
     blocks: Codes, block: Number, quantised: Codes, base: Number, first: Number, early: Number
 ) -> Number:
-    """Return a bit for each code of a block: whether its quantised distances add up to at most 254.
+    """Return a bit for each code of a block, set if its quantised distances sum to at most 254.
 
-    This is the plain loop, which also says what the instructions must compute.
+    This plain loop is also the specification of the SIMD instructions.
 
     Args:
         blocks: uint8 [blocks, T, 64], two codewords of 4 bits in a byte.
-        block: int64, the number of the block.
+        block: int64, number of the block.
         quantised: uint8 [2 * T, 16], the quantised LUT.
-        base: uint8, added to each sum in place of the columns before the first.
+        base: uint8, added to each sum in place of the columns before ``first``.
         first: int64, the first column that is read.
-        early: int64, a column from which on none is read if no code is left; at most T.
+        early: int64, at most T: columns from this one on are skipped if no code is left by then.
     """
     passed = np.uint64(0)
     for lane in range(blocks.shape[2]):
@@ -116,13 +116,13 @@ def emit_scan(
         codes = builder.gep(array.data, [offset])
         start = builder.insert_element(repeated(0), arguments[3], ir.Constant(index, 0))
         start = builder.shuffle_vector(start, start, zeros)
-        # Two sums for each vector of codes, as each addition waits for the one before.
+        # Two sums for each vector of codes, as each addition depends on the one before.
         sums = [cgutils.alloca_once_value(builder, repeated(0)) for _ in range(2 * BLOCK // lanes)]
         for total in sums[::2]:
             builder.store(start, total)
 
         def add_columns(first: Any, last: Any) -> Any:
-            """Add the distances of some columns, and return the bits of the codes so far."""
+            """Add the distances of columns ``first:last``, and return the bits so far."""
             with cgutils.for_range(builder, builder.sub(last, first)) as loop:
                 t = builder.add(first, loop.index)
                 tables = [
@@ -158,7 +158,7 @@ def emit_scan(
 
 @functools.cache
 def _instructions() -> Callable[..., Number] | None:
-    """Return the intrinsic if this version of Numba compiles it and it computes what it must."""
+    """Return the intrinsic if this version of Numba compiles it, and its results are correct."""
     try:
         emitted: Any = intrinsic(emit_scan)
 
@@ -180,7 +180,7 @@ def _instructions() -> Callable[..., Number] | None:
 def _scan(
     blocks: Any, block: Any, quantised: Any, base: Any, first: Any, early: Any
 ) -> Callable[..., Number]:
-    """Choose the instructions or the plain loop, when the loops of a search are compiled."""
+    """Choose the SIMD instructions or the plain loop when the search is compiled."""
     emitted = _instructions()
     if emitted is None:
         return scan_block

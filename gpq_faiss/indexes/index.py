@@ -1,9 +1,9 @@
 """An index of product codes: exact search, in memory or over a mapped file.
 
 An index consists of segments. The first one holds the items of its file. Changes that a service has
-made since the file was written are further, small segments, and a mask over each older one hides
-the items that were removed or replaced (:meth:`Index.apply`). Results are the same, bit for bit, as
-those of one segment with all items.
+made since the file was written are in further, small segments, and a mask over each older segment
+hides the items that were removed or replaced (:meth:`Index.apply`). Results equal those of a single
+segment with all items bit for bit.
 """
 
 from __future__ import annotations
@@ -49,8 +49,12 @@ IdList = ArrayLike | set[int] | frozenset[int] | range
 
 
 class Segment(NamedTuple):
-    """Items in inverted lists, and which of them are alive: bool [n] in the order of the lists, or
-    None (all).
+    """Items in inverted lists, some of which may have been removed.
+
+    Attributes:
+        lists: the inverted lists.
+        alive: bool [n] in the order of the lists, false for removed items; None: all are alive.
+        ntotal: number of items that are alive.
     """
 
     lists: InvertedLists
@@ -69,24 +73,23 @@ class Segment(NamedTuple):
 
 
 class Index(Closing):
-    """Product codes that are searched exactly; made by :meth:`build` and
-    :func:`.opening.open_index`.
+    """Exact search of product codes, made by :meth:`build` or :func:`.opening.open_index`.
 
     Scores are those of :mod:`..codes.scores`. Ties are in ascending order of id, for any batch and
-    any number of threads. Searching is thread-safe. An index does not change: methods that add or
-    remove items return another index, which shares the arrays of this one.
+    any number of threads. Searching is thread-safe. An index is immutable: methods that add or
+    remove items return a new index, which shares the arrays of this one.
 
     Attributes:
         codebooks: float32 [M, K, d].
-        fingerprint: of the codebooks.
+        fingerprint: fingerprint of the codebooks.
         d: width of a query, M times the width of a codeword.
         metric_type: ``faiss.METRIC_INNER_PRODUCT``, or ``faiss.METRIC_L2`` of foreign indexes.
         ntotal: number of items.
         items: names and labels of the items; None if they are not known.
         contained: identity of a changes file, and number of the last of its changes that the index
             file contains; None if it contains none.
-        form: of the file: ``flat`` or ``fused`` of a Faiss file, ``lists``, or ``codes``;
-            ``memory`` if there is none.
+        form: form of the file: ``flat`` or ``fused`` for a Faiss file, ``lists``, or ``codes``;
+            ``memory`` if there is no file.
     """
 
     def __init__(
@@ -128,9 +131,9 @@ class Index(Closing):
             DataError: codes, codebooks or ids are invalid, or there are no codes.
 
         Examples:
-            >>> Z = np.eye(16, dtype=np.float32)[None].repeat(2, axis=0)  # 2 codebooks of 16 codewords
+            >>> Z = np.eye(16, dtype=np.float32)[None].repeat(2, axis=0)  # 2 codebooks of 16
             >>> index = Index.build(np.array([[0x00], [0x21], [0x21]], np.uint8), Z, ids=[7, 8, 9])
-            >>> scores, ids = index.search(np.arange(32.0)[None], 3)  # ties in ascending order of id
+            >>> scores, ids = index.search(np.arange(32.0)[None], 3)  # ties by ascending id
             >>> scores.tolist(), ids.tolist()
             ([[19.0, 19.0, 16.0]], [[8, 9, 7]])
             >>> index.search(np.arange(32.0)[None], 1, deny=[8])[1].tolist()
@@ -182,14 +185,14 @@ class Index(Closing):
         """
         check_search(k, self.ntotal, threads)
         queries = self._queries(xq)
-        first, *others = (
+        first_result, *later_results = (
             segment.lists.search(queries, min(k, segment.lists.n), mask=mask, threads=threads)
             for segment, mask in self._masks(allow, deny)
         )
-        D, ids = first
-        for scores, members in others:
+        D, ids = first_result
+        for scores, members in later_results:
             D, ids = np.hstack([D, scores]), np.hstack([ids, members])
-        if others:
+        if later_results:
             order = np.lexsort((ids, -D), axis=1)[:, :k]
             D, ids = np.take_along_axis(D, order, axis=1), np.take_along_axis(ids, order, axis=1)
         if D.shape[1] < k:  # segments hide items that were removed
@@ -207,8 +210,9 @@ class Index(Closing):
         deny: IdList | None = None,
         limit: int = RANGE_LIMIT,
     ) -> tuple[Ids, Floats, Ids]:
-        """Find all items with a score of at least ``min_score`` (with L2: a distance of at most
-        that).
+        """Find all items with a score of at least ``min_score``.
+
+        With the metric L2, ``min_score`` is the largest distance.
 
         Returns:
             lims int64 [Q + 1], D float32, I int64, as in Faiss: the results of query i are at
@@ -216,7 +220,7 @@ class Index(Closing):
 
         Raises:
             UsageError: ``min_score`` is not a number, or ``limit`` is out of range.
-            DataError: there are more than ``limit`` results; or as :meth:`search` raises it.
+            DataError: there are more than ``limit`` results; or see :meth:`search`.
         """
         min_score = check_min_score(min_score, limit)
         queries, masks = self._queries(xq), list(self._masks(allow, deny))
@@ -239,11 +243,11 @@ class Index(Closing):
         return np.cumsum(counts, dtype=np.int64), results_of, np.concatenate(ids)
 
     def _queries(self, xq: ArrayLike) -> Floats:
-        """Return checked queries in the one form for which the loops are compiled."""
-        x: Any = xq  # in most calls in that form already
+        """Check queries, and return them in the form for which the loops are compiled."""
+        x: Any = xq  # most calls pass this form already
         is_float32 = type(x) is np.ndarray and x.dtype == _FLOAT32
         if not is_float32 or x.ndim != 2 or x.shape[1] != self.d or not len(x):
-            x = check_vectors(xq, self.d, what="queries", allow_empty=False, finite=False)
+            x = check_vectors(xq, self.d, name="queries", allow_empty=False, finite=False)
         if not x.flags.carray:
             x = np.require(x, requirements=["C", "A", "W"])
         if self.metric_type == faiss.METRIC_L2:
@@ -253,9 +257,9 @@ class Index(Closing):
         return queries
 
     def _to_metric(self, xq: ArrayLike, scores: Any) -> Any:
-        """Return scores [Q, any] as squared distances if the metric is L2, and distances as scores.
+        """Convert scores [Q, n] to squared distances if the metric is L2, or distances to scores.
 
-        Both are |q|^2 less the other one (:func:`search_codebooks`).
+        Each is |q|^2 minus the other (:func:`search_codebooks`).
         """
         if self.metric_type != faiss.METRIC_L2:
             return scores
@@ -265,7 +269,7 @@ class Index(Closing):
     def _masks(
         self, allow: IdList | None, deny: IdList | None
     ) -> Iterator[tuple[Segment, Mask | None]]:
-        """Yield each segment that has items, and the mask of those that may be returned."""
+        """Yield each segment, and the mask of the items that a search may return."""
         if allow is not None and deny is not None:
             raise UsageError("allow and deny exclude each other: give one list of ids")
         listed = allow if deny is None else deny
@@ -283,16 +287,12 @@ class Index(Closing):
     # Items --------------------------------------------------------------------------------------
 
     def blocks(self, size: int = _BLOCK) -> Iterator[tuple[Codes, Ids]]:
-        """Yield codes uint8 [n, code_size] and ids int64 [n] of all items, at most ``size`` at a
-        time.
-        """
+        """Yield codes uint8 [n, code_size] and ids int64 [n] of up to ``size`` items at a time."""
         for segment in self.segments:
             yield from segment.blocks(size)
 
     def items_by_id(self) -> tuple[Codes, Ids]:
-        """Return the codes uint8 [ntotal, code_size] and ids int64 [ntotal] in ascending order of
-        id.
-        """
+        """Return all items by ascending id: codes uint8 [ntotal, code_size], ids int64 [ntotal]."""
         parts = list(zip(*self.blocks(), strict=True))
         codes, ids = np.concatenate(parts[0]), np.concatenate(parts[1])
         order = np.argsort(ids, kind="stable")
@@ -313,8 +313,10 @@ class Index(Closing):
         return None
 
     def reconstruct(self, number: int) -> Floats:
-        """Return the vector of an item, its codewords, float32 [d]. Raises DataError: no such
-        item.
+        """Return the decoded vector of an item, float32 [d].
+
+        Raises:
+            DataError: no item has this id.
         """
         code = self.code_of(number)
         if code is None:
@@ -323,7 +325,7 @@ class Index(Closing):
         return vector
 
     def apply(self, changes: Mapping[int, Change]) -> Self:
-        """Return an index with these changes: id -> its new code, or None to remove it."""
+        """Return an index with these changes, given by id; an item without a code is removed."""
         if not changes:
             return self
         changed = np.fromiter(changes, np.int64, len(changes))
@@ -334,7 +336,7 @@ class Index(Closing):
         if added:
             codes = np.frombuffer(b"".join(added.values()), np.uint8).reshape(len(added), -1)
             segments.append(self._segment(codes, np.fromiter(added, np.int64, len(added))))
-        # Segments of changes are merged when they have about the same size, so that they stay few.
+        # Segments of changes of about the same size are merged, so that there are few.
         while len(segments) > 2 and segments[-2].ntotal < 2 * segments[-1].ntotal:
             parts = [next(segment.blocks(segment.lists.n)) for segment in segments[-2:]]
             codes, ids = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
@@ -360,7 +362,7 @@ class Index(Closing):
         """Return an index with the items of both.
 
         Raises:
-            MismatchError: they have other codebooks.
+            MismatchError: their codebooks or metrics differ.
             DataError: an id is in both.
         """
         if (self.fingerprint, self.metric_type) != (other.fingerprint, other.metric_type):
@@ -387,19 +389,23 @@ class Index(Closing):
 
 
 def check_search(k: int, ntotal: int, threads: int | None) -> None:
-    """Check the arguments of a search. Raises UsageError, which names the argument."""
+    """Check the arguments of a search. Raises UsageError: one of them is out of range."""
     if not (type(k) is int and 1 <= k <= ntotal):
-        check_count(k, f"an index of {ntotal:,} items: k", most=ntotal)
+        check_count(k, f"an index of {ntotal:,} items: k", maximum=ntotal)
     if threads is not None:
         check_count(threads, "threads")
 
 
 def check_min_score(min_score: float, limit: int) -> float:
-    """Return a minimum score within the range of float32. Raises UsageError: it is not a number."""
+    """Return a minimum score within the range of float32.
+
+    Raises:
+        UsageError: the score is not a number, or ``limit`` is out of range.
+    """
     is_number = isinstance(min_score, int | float | np.integer | np.floating)
     if not is_number or type(min_score) is bool or np.isnan(min_score):
         raise UsageError(f"a range search needs a number as its minimum score, not {min_score!r}")
-    check_count(limit, "limit", least=0, most=1 << 62)
+    check_count(limit, "limit", minimum=0, maximum=1 << 62)
     score = float(min_score)
     return score if abs(score) <= _LARGEST else math.copysign(math.inf, score)
 
@@ -413,10 +419,10 @@ def too_many(min_score: float, limit: int) -> DataError:
 
 
 def search_codebooks(Z: Floats, metric_type: int) -> Floats:
-    """Return the codebooks by which inner products order items as the metric does.
+    """Return codebooks whose inner products order items as the metric does.
 
-    For L2, -|q - z|^2 is 2 q·z - |z|^2 less |q|^2, which all items share: the product of [q, 1] and
-    [2 z, -|z|^2], of one more dimension.
+    For L2, -|q - z|^2 equals 2 q·z - |z|^2 minus |q|^2, which is the same for all items. So each
+    codeword gets one more dimension: the inner product of [q, 1] and [2 z, -|z|^2] is the score.
     """
     if metric_type != faiss.METRIC_L2:
         return Z
@@ -424,10 +430,10 @@ def search_codebooks(Z: Floats, metric_type: int) -> Floats:
     return np.concatenate([2 * Z, -squares.astype(np.float32)], axis=2)
 
 
-def id_list(ids: IdList, what: str) -> Ids:
+def id_list(ids: IdList, name: str) -> Ids:
     """Return ids as int64 [n]. Raises DataError: they are not whole numbers."""
-    array = as_array(list(ids) if isinstance(ids, set | frozenset | range) else ids, what)
-    return whole_numbers(array, what) if array.size else np.empty(0, np.int64)
+    array = as_array(list(ids) if isinstance(ids, set | frozenset | range) else ids, name)
+    return whole_numbers(array, name) if array.size else np.empty(0, np.int64)
 
 
 def _hide(segment: Segment, ids: Ids) -> Segment:
@@ -441,9 +447,11 @@ def _hide(segment: Segment, ids: Ids) -> Segment:
     return segment._replace(alive=alive, ntotal=int(np.count_nonzero(alive)))
 
 
-def _merge(results: tuple[Floats, Ids], others: tuple[Floats, Ids], k: int) -> tuple[Floats, Ids]:
-    """Return the k best of two results, scores and ids [Q, n], ties in ascending order of id."""
-    D = np.concatenate([results[0], others[0]], axis=1)
-    ids = np.concatenate([results[1], others[1]], axis=1)
+def _merge(
+    results: tuple[Floats, Ids], more_results: tuple[Floats, Ids], k: int
+) -> tuple[Floats, Ids]:
+    """Return the k best of two sets of results, scores and ids [Q, n]; ties by ascending id."""
+    D = np.concatenate([results[0], more_results[0]], axis=1)
+    ids = np.concatenate([results[1], more_results[1]], axis=1)
     order = np.lexsort((ids, -D), axis=1)[:, :k]
     return np.take_along_axis(D, order, axis=1), np.take_along_axis(ids, order, axis=1)

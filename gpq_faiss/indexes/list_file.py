@@ -1,9 +1,8 @@
-"""``index.lists``: the arrays of a search as one safetensors file, which is mapped into memory when
-it is opened.
+"""``index.lists``: the arrays of inverted lists in one safetensors file, mapped when opened.
 
-The file is built from any number of rows in passes over mapped files: rows are first placed by
-their first two codewords, and then each of these 256 parts is sorted in memory. The page cache of
-the operating system is the memory budget, of the build as of searches.
+The file is built from any number of rows in passes over mapped files: rows are first distributed to
+256 partitions by their first two codewords, and then each partition is sorted in memory. Building
+and searching need no memory budget of their own: the operating system's page cache is the budget.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ from .lists import (
 )
 
 _ROWS = 1 << 20
-_PARTS = 256
+_PARTITIONS = 256
 _TYPES = {"I64": np.int64, "F32": np.float32, "U32": np.uint32, "U8": np.uint8}
 _NAMES = {np.dtype(kind): name for name, kind in _TYPES.items()}
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # MAP_NORESERVE: a file may exceed memory
 
 
 class RowSource(Protocol):
-    """Codes and ids, read in blocks as often as needed."""
+    """Codes and ids that can be read in blocks, any number of times."""
 
     ntotal: int
 
@@ -54,18 +53,18 @@ class RowSource(Protocol):
 
 
 def write_lists(out: Path, sources: Sequence[RowSource], Z: Floats) -> int:
-    """Write the lists of all rows to a new file; temporary files lie beside it.
+    """Write the lists of all rows to a new file, with temporary files in the same folder.
 
     Args:
-        out: a temporary path, which the caller puts into place.
-        sources: of at least one row; their codes are checked.
+        out: a temporary path, which the caller moves into place.
+        sources: sources of checked codes, with at least one row in all.
         Z: codebooks, float32 [M, K, d].
 
     Returns:
-        The CRC of the codes and ids, see :meth:`.lists.InvertedLists.crc`.
+        The CRC of the codes and ids (:meth:`.lists.InvertedLists.crc`).
 
     Raises:
-        DataError: an id occurs twice.
+        DataError: there are no rows, or an id occurs twice or is -1.
     """
     M, K = int(Z.shape[0]), int(Z.shape[1])
     levels = min(LEVELS, M - 1) if K <= 16 else 0
@@ -73,7 +72,7 @@ def write_lists(out: Path, sources: Sequence[RowSource], Z: Floats) -> int:
     counts, low, high = _survey(sources, M, K)
     prefix = choose_prefix(counts.reshape(16**levels, -1).sum(axis=1))
     id_type = np.uint32 if low >= 0 and high < 1 << 32 else np.int64
-    sizes = counts.reshape(_PARTS, -1).sum(axis=1)
+    sizes = counts.reshape(_PARTITIONS, -1).sum(axis=1)
     ends = np.append(0, np.cumsum(sizes))
     T = (M + 1) // 2 if K <= 16 else M
     with (
@@ -91,19 +90,21 @@ def write_lists(out: Path, sources: Sequence[RowSource], Z: Floats) -> int:
         rows = 0
         words, first_rows, previous = [], [], -1
         with stage("sorting rows", n, "row") as sorting:
-            for part in np.flatnonzero(sizes).tolist():
-                span = slice(ends[part], ends[part + 1])
+            for partition in np.flatnonzero(sizes).tolist():
+                span = slice(ends[partition], ends[partition + 1])
                 sorted_columns, sorted_ids, starts = sort_codes(
                     np.asarray(columns[span]), members[span].astype(np.int64)
                 )
                 columns[span], members[span] = sorted_columns, sorted_ids
-                part_words = first_words(sorted_columns.take(starts[:-1], axis=0), prefix)
-                # A list of a short prefix goes on in the next part.
-                is_first = np.append(part_words[0] != previous, part_words[1:] != part_words[:-1])
-                words.append(part_words[is_first])
+                partition_words = first_words(sorted_columns.take(starts[:-1], axis=0), prefix)
+                # A list of a short prefix may continue in the next partition.
+                is_first = np.append(
+                    partition_words[0] != previous, partition_words[1:] != partition_words[:-1]
+                )
+                words.append(partition_words[is_first])
                 first_rows.append(rows + np.flatnonzero(is_first))
-                rows, previous = rows + len(starts) - 1, int(part_words[-1])
-                sorting.advance(int(sizes[part]))
+                rows, previous = rows + len(starts) - 1, int(partition_words[-1])
+                sorting.advance(int(sizes[partition]))
         start_type = np.uint32 if n < 1 << 32 else np.int64
         shapes = {
             "ends": np.append(np.concatenate(first_rows), rows),
@@ -118,8 +119,8 @@ def write_lists(out: Path, sources: Sequence[RowSource], Z: Floats) -> int:
         arrays = _create(out, shapes)
         row = 0
         with stage("writing lists", n, "row") as filling:
-            for part in np.flatnonzero(sizes).tolist():
-                span = slice(ends[part], ends[part + 1])
+            for partition in np.flatnonzero(sizes).tolist():
+                span = slice(ends[partition], ends[partition + 1])
                 block = np.asarray(columns[span])
                 starts = np.empty(len(block) + 1, start_type)
                 count = int(list_kernels.find_rows(block, members[span].astype(np.int64), starts))
@@ -163,15 +164,18 @@ def _survey(sources: Sequence[RowSource], M: int, K: int) -> tuple[Ids, int, int
 
 
 def _place(block: Codes, ids: Ids, columns: Codes, members: NDArray[Any], cursors: Ids) -> None:
-    """Append rows to their parts, of which ``cursors`` says where each goes on."""
-    parts = first_words(block, LEVELS) >> 8
-    order = np.argsort(parts, kind="stable")
+    """Append rows to their partitions; ``cursors`` holds the next free row of each partition."""
+    partitions = first_words(block, LEVELS) >> 8
+    order = np.argsort(partitions, kind="stable")
     block, ids = block.take(order, axis=0), ids.take(order)
     start = 0
-    for part, count in enumerate(np.bincount(parts, minlength=_PARTS).tolist()):
-        span, source = slice(cursors[part], cursors[part] + count), slice(start, start + count)
+    for partition, count in enumerate(np.bincount(partitions, minlength=_PARTITIONS).tolist()):
+        span, source = (
+            slice(cursors[partition], cursors[partition] + count),
+            slice(start, start + count),
+        )
         columns[span], members[span] = block[source], ids[source]
-        cursors[part] += count
+        cursors[partition] += count
         start += count
 
 
@@ -179,9 +183,10 @@ def _place(block: Codes, ids: Ids, columns: Codes, members: NDArray[Any], cursor
 
 
 def _create(path: Path, shapes: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Write a safetensors file, and return its arrays, mapped; small ones are filled.
+    """Create a safetensors file, and return its arrays, mapped.
 
-    Arrays must come by falling size of their numbers, so that all are aligned.
+    Arrays that are broadcast from one number are placeholders: only their shape is written. Arrays
+    must be in descending order of the size of their numbers, so that all are aligned.
     """
     header, offset = {}, 0
     for name, array in shapes.items():
@@ -209,10 +214,10 @@ def _create(path: Path, shapes: Mapping[str, NDArray[Any]]) -> dict[str, NDArray
 
 
 def open_lists(path: Path) -> tuple[ListArrays, int]:
-    """Map the arrays of a file; return them, and the CRC of their codes and ids.
+    """Map the arrays of a file, and return them and the CRC of their codes and ids.
 
     Raises:
-        DataError: the file is missing, truncated or damaged, or not of this form.
+        DataError: the file is missing, truncated or damaged, or is not a file of lists.
     """
     with reading(path, "a file of inverted lists (gpq index --out NAME.lists)") as size:
         with safe_open(path, "numpy"):
@@ -221,7 +226,7 @@ def open_lists(path: Path) -> tuple[ListArrays, int]:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length))
             flags = mmap.MAP_PRIVATE | _NO_RESERVE
-            # Writable, as the loops are compiled for writable arrays; nothing writes.
+            # Writable because the loops are compiled for writable arrays; nothing is written.
             protection = mmap.PROT_READ | mmap.PROT_WRITE
             mapped = mmap.mmap(file.fileno(), size, flags=flags, prot=protection)
         arrays = {}

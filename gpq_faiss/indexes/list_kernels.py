@@ -39,17 +39,17 @@ from .block_scan import BLOCK, scan_block
 Number = Any
 """An int64, a uint64, a float32 or a Boolean."""
 DONE, TOGETHER, NOT_FINITE = np.uint8(0), np.uint8(1), np.uint8(2)
-"""What became of a query in :func:`search`."""
+"""Status of a query after :func:`search`."""
 
-# Numba compiles a function anew for a literal number: constants have NumPy's types. And it takes
-# seconds for assignments to slices and for methods of arrays: these are loops here.
+# Constants have NumPy types, as Numba compiles a function anew for a literal number. Loops take the
+# place of assignments to slices and of array methods, which take seconds to compile.
 _EPS = float(np.finfo(np.float32).eps)
-_ONLY = np.int64(0)  # the number of a query that is searched by itself
+_ONLY = np.int64(0)  # index of the query in a group of one
 _SMALLEST_SPAN = np.float32(2.0**-90)
-_FINER = np.float32(0.97)  # a LUT is quantised anew where its span would shrink by this factor
-_STRIDE = np.int64(8)  # blocks of equal columns that are passed over at once
-_GROUP = np.int64(32)  # queries that scan the same rows one after the other
-_CHUNK = np.int64(128 * BLOCK)  # rows that they scan in turns: these fit a processor's cache
+_FINER = np.float32(0.97)  # a LUT is quantised again if that shrinks its span by this factor
+_STRIDE = np.int64(8)  # number of blocks with equal columns that are skipped at once
+_GROUP = np.int64(32)  # number of queries that scan the same rows one after the other
+_CHUNK = np.int64(128 * BLOCK)  # number of rows that they scan in turn; these fit in a cache
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)  # all codes of a block
 _PAIRS, _FOURS, _EIGHTS, _BYTES = (_ALL // np.uint64(divisor) for divisor in (3, 5, 17, 255))
 
@@ -90,11 +90,11 @@ class Queries(NamedTuple):
         luts: float32 [G, M, K].
         name_luts: float32 [G, 256], the scores of the second bytes of sub-lists' names.
         quantised: uint8 [G, M + M % 2, 16].
-        spans: float32 [G], the difference of scores that the quantised LUT resolves.
-        limits: float32 [G], what any code can score at most.
-        list_tails: float32 [G], what the codewords behind a list's key can score at most.
-        tails: float32 [G], what the codewords behind a sub-list's name can score at most.
-        margins: float32 [G], what the order of additions can change in a score.
+        spans: float32 [G], range of scores that the quantised LUT covers, from the limit down.
+        limits: float32 [G], upper bound of all scores.
+        list_tails: float32 [G], upper bound of the score of the codewords after a list's key.
+        tails: float32 [G], upper bound of the score of the codewords after a sub-list's name.
+        margins: float32 [G], bound of the effect of the order of additions on a score.
         thresholds: float32 [G].
         counts: int64 [G], results so far. If there are k or more, the k-th best is at k - 1.
         scores, ids: float32 and int64 [G, room], the results so far.
@@ -120,7 +120,7 @@ class Queries(NamedTuple):
 
 @compiled
 def _new_queries(lists: Lists, G: Number, k: Number, room: Number) -> Queries:
-    """Allocate the state of G queries with room for so many results each."""
+    """Allocate the state of G queries, with space for ``room`` results each."""
     _, M, K = lists.codebooks.shape
     return Queries(
         k,
@@ -141,9 +141,9 @@ def _new_queries(lists: Lists, G: Number, k: Number, room: Number) -> Queries:
 
 @inner
 def _fill_lut(query: Floats, codebooks: Floats, lut: Floats) -> Number:
-    """Fill the LUT of a query, and return a bound of the size of every score.
+    """Fill the LUT of a query, and return a bound of the absolute value of all scores.
 
-    The bound is infinite if one of the LUT's entries is not finite.
+    The bound is infinite if an entry of the LUT is not finite.
     """
     d, M, K = codebooks.shape
     for m in range(M):
@@ -175,9 +175,7 @@ def _largest(lut: Floats, m: Number) -> Number:
 
 @inner
 def _begin(lists: Lists, queries: Queries, g: Number, query: Floats, threshold: Number) -> Number:
-    """Fill the state of a query, all but its quantised LUT, and return whether scores are
-    finite.
-    """
+    """Fill the state of a query except its quantised LUT, and return whether scores are finite."""
     P, lut, name_lut = lists.prefix, queries.luts[g], queries.name_luts[g]
     M, K = lut.shape
     size = _fill_lut(query, lists.codebooks, lut)
@@ -210,13 +208,13 @@ def _quantise(lut: Floats, factor: Number, round_up: Number, quantised: Codes) -
         largest = _largest(lut, m)
         for k in range(K):
             distance = min((largest - lut[m, k]) * factor, np.float32(255))
-            whole = np.int32(distance)
-            quantised[m, k] = np.uint8(whole + (round_up & (np.float32(whole) < distance)))
+            truncated = np.int32(distance)
+            quantised[m, k] = np.uint8(truncated + (round_up & (np.float32(truncated) < distance)))
 
 
 @inner
 def _quantise_to_threshold(queries: Queries, g: Number) -> None:
-    """Quantise the LUT of a query so that codes that reach its threshold have at most 254."""
+    """Quantise a query's LUT so that codes that reach the threshold have distances up to 254."""
     queries.spans[g] = max(queries.limits[g] - queries.thresholds[g], np.float32(0))
     if queries.luts.shape[2] <= 16:
         factor = np.float32(253.999) / max(queries.spans[g], _SMALLEST_SPAN)
@@ -225,13 +223,13 @@ def _quantise_to_threshold(queries: Queries, g: Number) -> None:
 
 @inner
 def _list_score(lists: Lists, lut: Floats, key: Number) -> Number:
-    """Return the score of the first two codewords, if lists have them in common."""
+    """Return the score of a list's key, or 0 if lists have no key."""
     return lut[1, key >> 4] + lut[0, key & 15] if lists.prefix >= 2 else np.float32(0)
 
 
 @inner
 def _bound(lists: Lists, queries: Queries, g: Number, sublist: Number) -> Number:
-    """Return what a code of a sub-list can score at most."""
+    """Return an upper bound of the scores in a sub-list."""
     score = _list_score(lists, queries.luts[g], lists.names[sublist, 0])
     return score + queries.name_luts[g, lists.names[sublist, 1]] + queries.tails[g]
 
@@ -241,7 +239,7 @@ def _bound(lists: Lists, queries: Queries, g: Number, sublist: Number) -> Number
 
 @inner
 def _partition(scores: Floats, ids: Ids, low: Number, high: Number) -> Number:
-    """Reorder results ``low:high`` around one of them, and return where that is.
+    """Reorder results ``low:high`` around a pivot, and return the position of the pivot.
 
     Better results come before it. A result is better than another if its score is higher, or equal
     and its id is smaller.
@@ -250,7 +248,7 @@ def _partition(scores: Floats, ids: Ids, low: Number, high: Number) -> Number:
     pivot = low + (high - low) * 5 // 8
     score, item = scores[pivot], ids[pivot]
     scores[pivot], ids[pivot] = scores[last], ids[last]
-    for i in range(low, last):  # without branches, which a processor would often predict wrongly
+    for i in range(low, last):  # without branches, which would often be mispredicted
         other_score, other_item = scores[i], ids[i]
         scores[i], ids[i] = scores[split], ids[split]
         scores[split], ids[split] = other_score, other_item
@@ -294,7 +292,7 @@ def _sort(scores: Floats, ids: Ids, n: Number) -> None:
 
 @inner
 def _finish(queries: Queries, g: Number, D: Floats, ids: Ids) -> None:
-    """Write the sorted results of a query to float32 and int64 [k]; -inf and -1 where missing."""
+    """Write the sorted results of a query to float32 and int64 [k], with -inf and -1 if missing."""
     n, k = queries.counts[g], queries.k
     if n > k:
         _select(queries.scores[g], queries.ids[g], n, k)
@@ -306,10 +304,9 @@ def _finish(queries: Queries, g: Number, D: Floats, ids: Ids) -> None:
 
 @inner
 def _enter(lists: Lists, queries: Queries, g: Number, row: Number, score: Number) -> Number:
-    """Add the members of a row to the results, and return the threshold.
+    """Add the members of a row to the results, and return the new threshold.
 
-    Where there is no room left, and where there are k results for the first time, all but the k
-    best are dropped.
+    When the results first number k, and whenever there is no room left, the k best are selected.
     """
     starts, scores, ids = lists.starts, queries.scores[g], queries.ids[g]
     k, n = queries.k, queries.counts[g]
@@ -354,8 +351,8 @@ def _next_block(
 ) -> tuple[Number, Number]:
     """Return the next block before ``end`` with codes that may be results, and their bits.
 
-    All codes are equal in the columns before ``first``, whose distance is ``base``. The bits are 0
-    if there is no such block.
+    All codes are equal in the columns before ``first``, and ``base`` is their distance there. The
+    bits are 0 if there is no such block.
     """
     early, passed = min(max(np.int64(2), first + 1), blocks.shape[1]), np.uint64(0)
     while block < end:
@@ -363,7 +360,7 @@ def _next_block(
         if passed != 0:
             break
         block += 1
-        # Codes are sorted, so all codes between two that are equal in a column are equal in it.
+        # Codes are sorted, so a column is constant between two codes that are equal in it.
         while (
             first > 0
             and block % _STRIDE == 0
@@ -378,7 +375,7 @@ def _next_block(
 @inner
 def _score(blocks: Codes, block: Number, lane: Number, lut: Floats) -> Number:
     """Return the score of a code, in float32."""
-    one = np.uint64(1)  # unsigned, as Numba tests signed indices for negative numbers
+    increment = np.uint64(1)  # unsigned, as Numba tests signed indices for negative numbers
     M, T = np.uint64(lut.shape[0]), np.uint64(blocks.shape[1])
     score, t = np.float32(0), np.uint64(0)
     while t < T:
@@ -386,21 +383,21 @@ def _score(blocks: Codes, block: Number, lane: Number, lut: Floats) -> Number:
         if lut.shape[1] <= 16:
             m = t + t
             pair = lut[m, code & np.uint64(15)]
-            if m + one < M:
-                pair = lut[m + one, code >> np.uint64(4)] + pair
+            if m + increment < M:
+                pair = lut[m + increment, code >> np.uint64(4)] + pair
         else:
             pair = lut[t, code]
-            t += one
+            t += increment
             if t < T:
                 pair += lut[t, np.uint64(blocks[block, t, lane])]
-        t += one
+        t += increment
         score += pair
     return score
 
 
 @inner
 def _count_bits(bits: Number) -> Number:
-    """Count the bits of a uint64 that are set: one instruction, which LLVM knows by this form."""
+    """Count the set bits of a uint64. LLVM compiles this form to one instruction."""
     bits -= (bits >> np.uint64(1)) & _PAIRS
     bits = (bits & _FOURS) + ((bits >> np.uint64(2)) & _FOURS)
     return (((bits + (bits >> np.uint64(4))) & _EIGHTS) * _BYTES) >> np.uint64(56)
@@ -446,7 +443,7 @@ def _enough(
     first: Number,
     k: Number,
 ) -> Number:
-    """Return whether k codes of the blocks ``range(*sampled)`` are within 254 (see scan_block)."""
+    """Return whether k codes of the blocks ``range(*sampled)`` pass :func:`scan_block`."""
     block, end, stride = sampled
     count, early = np.uint64(0), min(max(np.int64(2), first + 1), blocks.shape[1])
     while block < end and count < np.uint64(k):
@@ -457,10 +454,10 @@ def _enough(
 
 @inner
 def _first_threshold(lists: Lists, queries: Queries, g: Number, sublist: Number) -> Number:
-    """Return a score that k codes of a sub-list have; -inf if its whole blocks have fewer codes.
+    """Return a score that k codes of a sub-list reach; -inf if its full blocks have fewer codes.
 
-    It is found by counting codes of some of the blocks by a LUT that is rounded *up*, as results
-    that enter one after the other take far longer.
+    Codes of a sample of blocks are counted by a LUT that is rounded *up*. This is far faster than
+    entering results one after the other until the threshold is high.
     """
     lut, quantised, common = queries.luts[g], queries.quantised[g], lists.prefix // 2
     blocks, k, (M, K) = lists.blocks, queries.k, lut.shape
@@ -479,8 +476,8 @@ def _first_threshold(lists: Lists, queries: Queries, g: Number, sublist: Number)
             best += largest
             span += largest - smallest
     sampled = block, end, max(np.int64(1), (end - block) // (k + 8))
-    # With a quarter of the span a distance of at most 63 becomes one of at most 252, so the codes
-    # that were enough in a round are enough for low = 0 in the next one.
+    # With a quarter of the span, a distance of at most 63 becomes one of at most 252. So if a round
+    # counts enough codes, the next one does so for low = 0.
     smallest_span, low, high = span / np.float32(1 << 20), np.int64(0), np.int64(191)
     while True:
         factor = np.float32(254 - M) / span  # all codes are within 254, as rounding adds up to M
@@ -502,7 +499,7 @@ def _first_threshold(lists: Lists, queries: Queries, g: Number, sublist: Number)
 
 @inner
 def _best_sublist(lists: Lists, queries: Queries, list_scores: Floats) -> Number:
-    """Fill the scores of the lists' keys, and return the best sub-list of the best list."""
+    """Fill the scores of all lists' keys, and return the best sub-list of the best list."""
     best = np.int64(0)
     for number in range(len(lists.keys)):
         list_scores[number] = _list_score(lists, queries.luts[_ONLY], lists.keys[number])
@@ -516,7 +513,7 @@ def _best_sublist(lists: Lists, queries: Queries, list_scores: Floats) -> Number
 
 @inner
 def _order_lists(list_scores: Floats, least: Number, order: Ids) -> Number:
-    """Fill ``order`` with the lists that have at least a score, best first; return their number."""
+    """Fill ``order`` with the lists that score at least ``least``, best first, and count them."""
     count = 0
     for number in range(len(list_scores)):
         if list_scores[number] >= least:
@@ -531,7 +528,7 @@ def _order_lists(list_scores: Floats, least: Number, order: Ids) -> Number:
 
 @inner
 def _count_rows(lists: Lists, list_scores: Floats, least: Number) -> Number:
-    """Count the rows of the lists that have at least a score."""
+    """Count the rows of the lists that score at least ``least``."""
     rows = np.int64(0)
     for number in range(len(list_scores)):
         if list_scores[number] >= least:
@@ -543,7 +540,7 @@ def _count_rows(lists: Lists, list_scores: Floats, least: Number) -> Number:
 def search(
     lists: Lists,
     k: Number,
-    many: Number,
+    row_limit: Number,
     xq: Floats,
     D: Floats,
     ids: Ids,
@@ -551,15 +548,15 @@ def search(
 ) -> Number:
     """Find the k best members for each query, one query after the other.
 
-    The most promising sub-list gives a threshold before it is scanned (:func:`_first_threshold`),
-    and is scanned first. Then come the lists that reach the threshold, best first.
+    The most promising sub-list yields a first threshold (:func:`_first_threshold`) and is scanned
+    first. Then come the lists that reach the threshold, best first.
 
     Args:
-        many: number of rows. A query among several that reaches more is left to
-            :func:`search_together`, which is faster then.
+        row_limit: a query, if it is not the only one, whose lists have more rows than this is left
+            to :func:`search_together`, which is faster then.
         xq: float32 [Q, M * d].
-        D, ids: float32 and int64 [Q, k], filled with the results. The first score of a query that is
-            left is one that k members reach.
+        D, ids: float32 and int64 [Q, k], filled with the results. If a query is left, its first
+            score is one that k members reach.
         status: uint8 [Q], filled with :data:`DONE`, :data:`TOGETHER` for a query that is left, or
             :data:`NOT_FINITE` for one without finite scores.
 
@@ -587,9 +584,11 @@ def search(
             reached = _count_rows(lists, list_scores, queries.thresholds[_ONLY] - tail)
         for i in range(count):
             least = queries.thresholds[_ONLY] - tail
-            if reached > many and 16 * scanned >= reached:  # the threshold will hardly rise now
+            if (
+                reached > row_limit and 16 * scanned >= reached
+            ):  # the threshold will hardly rise now
                 reached = _count_rows(lists, list_scores, least)
-                if reached > many:
+                if reached > row_limit:
                     status[q], D[q, 0] = TOGETHER, queries.thresholds[_ONLY]
                     break
             if list_scores[order[i]] < least:
@@ -640,10 +639,11 @@ def search_together(lists: Lists, k: Number, xq: Floats, D: Floats, ids: Ids) ->
 def range_search(
     lists: Lists, limit: Number, query: Floats, min_score: Number
 ) -> tuple[Floats, Ids, Number]:
-    """Find all members with at least a score for one query [M * d], best first.
+    """Find all members that score at least ``min_score`` for a query [M * d], best first.
 
     Returns:
-        Scores and ids, of which so many count, at most ``limit`` + 1; -1 without finite scores.
+        Scores and ids, and the number of results, at most ``limit`` + 1; -1 if scores are not
+        finite.
     """
     queries = _new_queries(lists, 1, limit + 1, limit + 1)
     if not _begin(lists, queries, _ONLY, query, min_score):
@@ -662,7 +662,7 @@ def range_search(
 
 @compiled
 def find_rows(columns: Codes, members: Ids, starts: NDArray[Any]) -> Number:
-    """Find where each distinct code begins among sorted ones.
+    """Find the first position of each distinct code among sorted codes.
 
     Args:
         columns: uint8 [n, T], the bytes of the codes.
@@ -695,10 +695,10 @@ def find_rows(columns: Codes, members: Ids, starts: NDArray[Any]) -> Number:
 
 @compiled
 def fill_blocks(blocks: Codes, first: Number, columns: Codes, starts: NDArray[Any]) -> None:
-    """Write the distinct codes of sorted ones, uint8 [n, T], to blocks from a row on.
+    """Write the distinct codes among sorted ones, uint8 [n, T], to blocks, beginning at a row.
 
     Args:
-        starts: [rows + 1], see :func:`find_rows`.
+        starts: [rows + 1], as filled by :func:`find_rows`.
     """
     for i in range(len(starts) - 1):
         row, source = first + i, np.int64(starts[i])
@@ -708,7 +708,7 @@ def fill_blocks(blocks: Codes, first: Number, columns: Codes, starts: NDArray[An
 
 @compiled
 def read_columns(lists: Lists, row: Number, start: Number, columns: Codes) -> None:
-    """Fill uint8 [n, T] with the codes of the members from ``start`` on, the first of a ``row``."""
+    """Fill uint8 [n, T] with the codes of the members from ``start`` on, which is in ``row``."""
     for i in range(len(columns)):
         if len(lists.starts) == 0:
             row = start + i

@@ -1,10 +1,11 @@
 """Exact search in inverted lists: the codes are their own inverted file.
 
-Codes are sorted by their codewords, so those that begin with the same codewords are neighbours: an
-inverted list, which needs no coarse quantiser. The look-up tables of a query bound the scores in a
-list. A search visits the most promising list first, then those whose bounds reach the k-th score so
-far. Within a list it passes over 64 codes at once that cannot be results, and scores the others. So
-the results equal those of brute force on any data, ties in ascending order of id.
+Codes are sorted by their codewords, so the codes that begin with the same codewords are adjacent.
+They form an inverted list, without a coarse quantiser. The look-up tables of a query bound the
+scores in a list. A search visits the most promising list first, then those whose bounds reach the
+k-th best score so far. Within a list it tests blocks of 64 codes, skips the codes that cannot be
+results, and scores the others. So the results equal those of brute force on any data, with ties in
+ascending order of id.
 
 The inverted multi-index (Babenko and Lempitsky, CVPR 2012) has such lists without bounds; PQTable
 (Matsui et al., TMM 2018) looks codes up without lists.
@@ -30,10 +31,10 @@ from .parallel import in_parallel, thread_count
 
 LEVELS = 4
 """Maximum length of a prefix."""
-_TYPICAL = 2048  # codes that the sub-list of a random code should have at least
-_MANY = 1 << 24  # bytes of codes that come from memory, not from a processor's cache
-_FEW = 32  # if at most one item in so many passes a filter, these get lists of their own
-_STEP = 1 << 20  # codes that are read at once
+_TYPICAL = 2048  # minimum expected number of codes in the sub-list of a random code
+_MANY = 1 << 24  # bytes of codes that exceed a processor's cache
+_FEW = 32  # if at most 1 item in 32 passes a filter, those items get lists of their own
+_STEP = 1 << 20  # number of codes read at once
 _NO_MASK = np.empty(0, np.bool_)
 
 
@@ -64,7 +65,7 @@ class ListArrays(NamedTuple):
 
 
 def columns_of(codes: Codes, M: int, K: int) -> Codes:
-    """Return codes with a byte for two codewords where K <= 16, else with a byte for each."""
+    """Return codes with one byte for two codewords if K <= 16, else one byte for each codeword."""
     if K in (16, 256):
         return codes
     indices = unpack_codes(codes, M, K)
@@ -72,20 +73,20 @@ def columns_of(codes: Codes, M: int, K: int) -> Codes:
 
 
 def codes_of(columns: Codes, M: int, K: int) -> Codes:
-    """Return packed codes; the inverse of :func:`columns_of`."""
+    """Return packed codes: the inverse of :func:`columns_of`."""
     if K in (16, 256):
         return columns
     return pack_codes(unpack_codes(columns, M, 16) if K < 16 else columns, K)
 
 
 def swap_halves(column: Codes) -> Codes:
-    """Return bytes with their first codeword, of the lower half, in the upper one."""
+    """Swap the halves of bytes, so that the first codeword is in the upper half."""
     swapped: Codes = np.asarray(column << 4 | column >> 4, np.uint8)
     return swapped
 
 
 def lists_order(columns: Codes, ids: Ids) -> Ids:
-    """Return the order of codes in lists: by codewords, the first in front, then by id.
+    """Return the order of codes in lists: by first codeword, second codeword, ..., and id.
 
     Args:
         columns: uint8 [n, T] (:func:`columns_of`).
@@ -93,7 +94,7 @@ def lists_order(columns: Codes, ids: Ids) -> Ids:
     n, T = columns.shape
     order = np.argsort(ids, kind="stable")
     bits = n.bit_length()
-    # Columns and positions share a number: NumPy sorts numbers ten times as fast as it orders rows.
+    # Columns and positions are packed into uint64: NumPy sorts numbers ten times as fast as rows.
     width = (64 - bits) // 8
     for stop in range(T, 0, -width):
         keys = np.zeros(n, np.uint64)
@@ -108,10 +109,11 @@ def lists_order(columns: Codes, ids: Ids) -> Ids:
 
 
 def sort_codes(columns: Codes, ids: Ids) -> tuple[Codes, Ids, Ids]:
-    """Sort codes into the order of lists; codes that are in order already are not copied.
+    """Sort codes into the order of lists. Codes that are in order already are not copied.
 
     Returns:
-        Columns, ids, and int64 or uint32 [rows + 1], where each distinct code begins, and n.
+        Columns and ids, and the position of the first of each distinct code, followed by n: int64
+        or uint32 [rows + 1].
     """
     starts: NDArray[Any] = np.empty(len(ids) + 1, np.uint32 if len(ids) < 1 << 32 else np.int64)
     rows = list_kernels.find_rows(columns, ids, starts)
@@ -126,18 +128,18 @@ def first_words(columns: Codes, P: int) -> NDArray[np.uint16]:
     """Return the first P codewords of each code as a number, the first in the highest bits."""
     words = np.zeros((len(columns), 2), np.uint8)
     words[:, : columns.shape[1]] = swap_halves(columns[:, :2])
-    whole = words.view(">u2")[:, 0].astype(np.uint16)
-    return np.asarray(whole >> 4 * (LEVELS - P), np.uint16)
+    all_words = words.view(">u2")[:, 0].astype(np.uint16)
+    return np.asarray(all_words >> 4 * (LEVELS - P), np.uint16)
 
 
 def count_words(columns: Codes, M: int, K: int) -> Ids:
-    """Count codes by their first codewords, as many as may name a sub-list: int64 [16^levels]."""
+    """Count codes by their longest possible prefix: int64 [16^levels]."""
     levels = min(LEVELS, M - 1) if K <= 16 else 0
     return np.bincount(first_words(columns, levels), minlength=16**levels)
 
 
 def choose_prefix(counts: Ids) -> int:
-    """Return the length of the prefix: the longest that leaves sub-lists that are worth a visit."""
+    """Return the length of the longest prefix whose sub-lists are still worth a visit each."""
     n, levels = int(counts.sum()), (len(counts).bit_length() - 1) // 4
     prefix = min(1, levels)
     while prefix < levels:
@@ -150,7 +152,7 @@ def choose_prefix(counts: Ids) -> int:
 
 
 def names_of(words: NDArray[np.uint16], prefix: int) -> Codes:
-    """Return the names of sub-lists, uint8 [sub-lists, 2], of their :func:`first_words`."""
+    """Return the names of sub-lists, uint8 [sub-lists, 2], from their :func:`first_words`."""
     indices = words.astype(np.int64)[:, None] >> 4 * np.arange(prefix)[::-1] & 15
     names = np.zeros((len(words), 2), np.uint8)
     packed = pack_codes(indices, 16)
@@ -169,7 +171,7 @@ class InvertedLists:
         arrays: see :class:`ListArrays`.
 
     Attributes:
-        arrays: the same.
+        arrays: the arrays.
         n: number of codes.
         distinct: number of distinct codes.
     """
@@ -200,7 +202,7 @@ class InvertedLists:
         """Sort checked codes into lists.
 
         Args:
-            codes: uint8 [n, code_size]. Codes that are in the order of the lists are recognised.
+            codes: uint8 [n, code_size]. Codes that are in the order of lists are not sorted again.
             ids: int64 [n], each once.
             Z: codebooks, float32 [M, K, d].
 
@@ -246,14 +248,14 @@ class InvertedLists:
         Args:
             xq: float32 [Q, M * d], C-contiguous.
             mask: bool [n], the members that may be returned (default: all).
-            threads: at most so many (default: Faiss' setting).
+            threads: maximum number of threads (default: Faiss' setting).
 
         Returns:
-            Scores, float32 [Q, k], and ids, int64 [Q, k], best first, ties in ascending order of
-            id; -inf and -1 where fewer items pass.
+            Scores float32 [Q, k] and ids int64 [Q, k], best first, ties in ascending order of id;
+            -inf and -1 where fewer items pass the mask.
 
         Raises:
-            DataError: queries with NaN or infinity, or too large for float32 scores.
+            DataError: queries have NaN or infinity, or are too large for float32 scores.
         """
         if mask is not None and 0 < np.count_nonzero(mask) * _FEW <= self.n:
             selected = self._only(np.flatnonzero(mask))
@@ -261,15 +263,15 @@ class InvertedLists:
         lists = self._lists if mask is None else self._lists._replace(mask=mask)
         D, ids = np.empty((len(xq), k), np.float32), np.empty((len(xq), k), np.int64)
         status = np.empty(len(xq), np.uint8)
-        many = _MANY // lists.blocks.shape[1]
+        row_limit = _MANY // lists.blocks.shape[1]
 
         count = thread_count(len(xq), threads)
         if count == 1:
-            unfinished = list_kernels.search(lists, k, many, xq, D, ids, status)
+            unfinished = list_kernels.search(lists, k, row_limit, xq, D, ids, status)
         else:
 
             def run(*arrays: Any) -> None:
-                list_kernels.search(lists, k, many, *arrays)
+                list_kernels.search(lists, k, row_limit, *arrays)
 
             in_parallel(run, (xq, D, ids, status), count)
             unfinished = status.any()
@@ -294,7 +296,7 @@ class InvertedLists:
         mask: NDArray[np.bool_] | None = None,
         row: int = 0,
     ) -> tuple[Floats, Ids]:
-        """Return scores and ids of all items with at least a score, best first.
+        """Return scores and ids of all items with a score of at least ``min_score``, best first.
 
         Args:
             query: float32 [M * d].
@@ -303,7 +305,7 @@ class InvertedLists:
             row: number of the query, for errors.
 
         Raises:
-            DataError: more results than ``limit``, or see :meth:`search`.
+            DataError: there are more results than ``limit``; or see :meth:`search`.
         """
         lists = self._lists if mask is None else self._lists._replace(mask=mask)
         limit = min(limit, self.n)
@@ -347,7 +349,7 @@ class InvertedLists:
         return codes_of(columns, self.M, self.K)
 
     def positions(self, ids: Ids) -> Ids:
-        """Return where each id is among the members, int64 [m]; -1 if missing."""
+        """Return the position of each id among the members, int64 [m]; -1 if it is missing."""
         order, ordered = self._by_id
         places = np.searchsorted(ordered, ids).clip(max=self.n - 1)
         positions: Ids = np.where(ordered[places] == ids, order[places], -1)

@@ -1,7 +1,7 @@
 """Opening an index: ``index.faiss``, ``index.lists``, ``codes.h5``, or a Faiss index in memory.
 
-The changes of a service beside a file are applied. Names and labels come from the items file beside
-it, if that belongs to the index.
+If a service has changed the index, its file of changes is applied. Names and labels come from the
+items file next to the index, if that belongs to it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def open_index(source: Any, *, changes: bool = True) -> Index:
 
     Raises:
         DataError: the file is missing, damaged, empty, or of another kind.
-        MismatchError: the changes beside the file belong to other codebooks.
+        MismatchError: the file of changes belongs to other codebooks.
 
     Examples:
         >>> import faiss, numpy as np
@@ -77,10 +77,12 @@ def open_index(source: Any, *, changes: bool = True) -> Index:
 
 
 def file_kind(path: Path) -> str:
-    """Return ``faiss``, ``lists``, ``codes``, or what else a file is, judged by its first bytes.
+    """Return the kind of a file by its first bytes: ``faiss``, ``lists``, ``codes`` or a text.
+
+    The text describes a file of another kind, for errors.
 
     Raises:
-        DataError: the file is missing, or not a file.
+        DataError: the path is missing, or is not a file.
     """
     check_file(path, _EXPECTED)
     with path.open("rb") as file:
@@ -115,13 +117,13 @@ def _from_codes(path: Path) -> Index:
 
 
 def _with_items(index: Index, path: Path, crc: int | None = None) -> Index:
-    """Give an index its items file, unless the file belongs to another index."""
+    """Attach the items file to an index, unless the file belongs to another index."""
     if not items_path(path).exists():
         return index
     items = Items(items_path(path))
-    about = items.about
+    description = items.about
     lists = index.segments[0].lists
-    if (about.ntotal, about.crc) != (lists.n, lists.crc() if crc is None else crc):
+    if (description.ntotal, description.crc) != (lists.n, lists.crc() if crc is None else crc):
         _log.warning(
             "%s belongs to another index: results of %s come without names; index the codes again",
             items.path,
@@ -130,12 +132,12 @@ def _with_items(index: Index, path: Path, crc: int | None = None) -> Index:
         items.close()
         return index
     index.items = items
-    index.contained = (about.changes, about.number) if about.changes else None
+    index.contained = (description.changes, description.number) if description.changes else None
     return index
 
 
 def _with_changes(index: Index, path: Path) -> Index:
-    """Apply the changes beside an index that its file does not contain."""
+    """Apply the changes of an index that its file does not contain."""
     if not changes_path(path).exists():
         return index
     changes = read_changes(path, code_size(index.M, index.K), index.fingerprint)

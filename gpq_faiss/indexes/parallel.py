@@ -1,4 +1,4 @@
-"""Threads of searches."""
+"""Threads for searches."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ from typing import Any
 import faiss
 
 QUERIES = 16
-"""Minimum number of queries per thread: waking one takes some 100 microseconds."""
-_CORES = os.cpu_count() or 1  # counted once, as the system reads a file to count them
+"""Minimum number of queries per thread: waking a thread takes some 100 microseconds."""
+_CORES = os.cpu_count() or 1  # counted once: Python reads a file to count them
 
 
 @functools.cache
 def _pool(process: int) -> ThreadPoolExecutor:
-    """Return threads that stay, as those of Faiss do; a forked process has its own.
+    """Return a pool of threads that stay alive, as those of Faiss do.
 
-    Starting a thread takes longer than many a search.
+    Starting a thread takes longer than many a search. A forked process gets a pool of its own.
     """
     return ThreadPoolExecutor(_CORES, f"gpq-search-{process}")
 
 
 def thread_count(queries: int, threads: int | None) -> int:
-    """Return how many threads answer the queries: at most ``threads`` (default: Faiss' setting)."""
+    """Return the number of threads for so many queries.
+
+    It is at most ``threads`` (default: Faiss' setting).
+    """
     useful = queries // QUERIES
     if useful < 2:
         return 1
@@ -34,9 +37,9 @@ def thread_count(queries: int, threads: int | None) -> int:
 
 
 def in_parallel(run: Callable[..., None], arrays: Sequence[Any], threads: int) -> None:
-    """Call ``run`` with the same rows of all arrays, up to 256 of them, in so many threads.
+    """Call ``run`` on blocks of up to 256 rows of all arrays, in several threads.
 
-    The calling thread is one of them. An error in one thread ends the others, and is raised.
+    The calling thread is one of them. An error in one thread stops the others, and is raised.
     """
     n = len(arrays[0])
     step = min(256, -(-n // threads))
@@ -47,13 +50,13 @@ def in_parallel(run: Callable[..., None], arrays: Sequence[Any], threads: int) -
             for start in starts:
                 run(*[array[start : start + step] for array in arrays])
         except BaseException:
-            collections.deque(starts, 0)  # nothing is left for the other threads
+            collections.deque(starts, 0)  # leaves nothing for the other threads
             raise
 
     futures = [_pool(os.getpid()).submit(work) for _ in range(threads - 1)]
     try:
         work()
-    finally:  # searches that wait for each other's threads would wait for ever, so cancel first
+    finally:  # cancel first: searches could wait for each other's threads for ever
         futures = [future for future in futures if not future.cancel()]
         wait(futures)
     for future in futures:

@@ -67,7 +67,7 @@ class Coder(ABC):
             DataError: rows that are not finite, too few rows, or missing labels.
             UsageError: a code length that vectors of this width cannot have.
         """
-        x = check_vectors(x, np.atleast_1d(x).shape[-1], what=f"{self.name}: training vectors")
+        x = check_vectors(x, np.atleast_1d(x).shape[-1], name=f"{self.name}: training vectors")
         if x.shape[1] < self.least_width:
             raise UsageError(
                 f"{self.name}: {self.bits} bits need vectors of width {self.least_width} or more, "
@@ -144,7 +144,7 @@ class Coder(ABC):
         """``x`` as finite, C-contiguous float32 [n, width], and scaled."""
         if not self.width:
             raise UsageError(f"{self.name} is not fitted: call fit first")
-        x = check_vectors(x, self.width, what=f"{self.name}: {subject}")
+        x = check_vectors(x, self.width, name=f"{self.name}: {subject}")
         return scaled_rows(x) if self.unit else x
 
     def _labelled(self, labels: Labels | None) -> tuple[NDArray[np.int64], Labels]:

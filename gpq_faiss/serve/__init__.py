@@ -1,4 +1,4 @@
-"""HTTP service with a web page: search an index, add and remove items.
+"""HTTP service with a web page, which searches an index, and adds and removes items.
 
 Needs the extra ``serve``.
 """

@@ -40,11 +40,11 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 
 
 def guard(app: ASGIApp, max_upload: int) -> ASGIApp:
-    """Return a middleware that limits the size of bodies, and adds headers for browsers."""
+    """Return a middleware that limits the size of requests, and adds headers for browsers."""
 
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
-            # FastAPI's page of the requests loads its scripts from elsewhere.
+            # FastAPI's page /docs loads its scripts from another site.
             if message["type"] == "http.response.start" and scope["path"] != "/docs":
                 MutableHeaders(scope=message).update(_HEADERS)
             await send(message)
@@ -78,13 +78,13 @@ def create_app(service: Service) -> FastAPI:
     app.get("/healthz")(health)
     app.get("/", include_in_schema=False)(page)
     app.mount("/page", StaticFiles(directory=_PAGE))
-    # Routes that need no token say so in the description of the requests.
+    # Without these dependencies, the OpenAPI description says that a route needs no token.
     may_read = [] if settings.is_local else [Depends(_check_token)]
     may_write = [Depends(_check_writable), Depends(_check_token)]
     for router in (reading_forms, reading, writing_forms, writing):
         dependencies = may_write if router in (writing_forms, writing) else may_read
         app.include_router(router, dependencies=dependencies)
-    # A page of another site could let its name point to this machine (DNS rebinding).
+    # Against DNS rebinding: the name of a foreign site may be made to point to this machine.
     hosts = [*schemas.LOOPBACK_HOSTS, *settings.allowed_hosts]
     if settings.is_local or settings.allowed_hosts:
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
@@ -174,7 +174,7 @@ def _search(service: Service, vector: Floats, request: schemas.Filters) -> Respo
     items = zip(service.catalogue.items(ids.tolist()), scores.tolist(), strict=True)
     scored = [schemas.Item(score=score, **item) for item, score in items]
     results = schemas.Results(results=scored, ntotal=service.live.index.ntotal)
-    # A response is not validated again.
+    # As a Response, so that FastAPI does not validate the items again.
     return Response(results.model_dump_json(exclude_none=True), media_type="application/json")
 
 

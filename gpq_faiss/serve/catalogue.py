@@ -1,7 +1,7 @@
 """Names, labels and pictures of the items of a service.
 
-Names and labels are those of the index and its changes. A picture comes from a data set, by the
-name of the item.
+Names and labels come from the index and its changes. Pictures come from a data set, and are found
+by the name of the item.
 """
 
 import functools
@@ -36,14 +36,14 @@ class Catalogue:
 
     Args:
         live: the index.
-        dataset: pictures of the items, by name; without names, these must be the data that were
-            indexed, and pictures are found by id. None: there are no pictures.
+        dataset: pictures of the items, found by name. A data set without names must be the one that
+            was indexed, and its pictures are found by id. None: there are no pictures.
 
     Attributes:
-        thumbnail: returns a small picture of a row of the data set, and its media type, or None if
-            it is broken.
-        labels: returns the labels of an index in alphabetical order, and the ids of the items of
-            each, int64 [n].
+        thumbnail: a cached function from a row of the data set to a small picture and its media
+            type, or None if the picture is broken.
+        labels: a cached function from an index to its labels in alphabetical order, and the ids
+            int64 [n] of the items of each.
     """
 
     def __init__(self, live: LiveIndex, dataset: Dataset | None = None) -> None:
@@ -53,7 +53,7 @@ class Catalogue:
         self._rows: dict[str, int] | None = None
         if dataset is None:
             return
-        self.dataset = replace(dataset, max_bad=1.0)  # broken pictures are left out
+        self.dataset = replace(dataset, max_bad=1.0)  # broken pictures are skipped
         names = dataset.texts.get("name")
         if names is not None:
             texts = [str(name) for name in names]
@@ -80,7 +80,7 @@ class Catalogue:
 
     def _labels(self, index: Index) -> dict[str, Ids]:
         items: Any = index.items.source if isinstance(index.items, ChangedItems) else index.items
-        changes = dict(self.live.changes)  # others may be added meanwhile
+        changes = dict(self.live.changes)  # another thread may add changes meanwhile
         changed = np.fromiter(changes, np.int64)
         table: dict[str, list[int]] = defaultdict(list)
         for name, ids in _labels_in_file(items).items():
@@ -91,10 +91,10 @@ class Catalogue:
         return {name: np.array(sorted(table[name])) for name in sorted(table) if table[name]}
 
     def with_labels(self, names: Sequence[str]) -> Ids:
-        """Return the ids of all items with one of these labels.
+        """Return the ids of all items with at least one of these labels.
 
         Raises:
-            DataError: no item has one of them.
+            DataError: a label is unknown.
         """
         table = self.labels(self.live.index)
         for name in names:
@@ -103,13 +103,13 @@ class Catalogue:
         return np.unique(np.concatenate([np.empty(0, np.int64), *(table[name] for name in names)]))
 
     def sample(self, k: int, names: Sequence[str]) -> list[int]:
-        """Return the ids of up to ``k`` items: one of each label, a second one of each, and so on.
+        """Return the ids of up to ``k`` items, taken from the labels in round robin.
 
         Args:
-            names: of the labels; default: all.
+            names: the labels to sample; empty: all.
 
         Raises:
-            DataError: no item has one of the labels.
+            DataError: a label is unknown.
         """
         self.with_labels(names)
         table = self.labels(self.live.index)
@@ -121,14 +121,14 @@ class Catalogue:
 
     @property
     def has_pictures(self) -> bool:
-        """Whether the data set has names, or is the data that were indexed."""
+        """Whether the data set has names, or is the one that was indexed."""
         if self.dataset is None or self._rows is not None:
             return self.dataset is not None
         fingerprint = (self.live.index.items or _NO_ITEMS).data_fingerprint
         return fingerprint == self.dataset.fingerprint and self.live.is_complete
 
     def row(self, id_: int) -> int | None:
-        """Return the row of an item in the data set; None if it is not in it."""
+        """Return the row of an item in the data set, or None if the data set lacks it."""
         if self.dataset is None or not self.has_pictures:
             return None
         if self._rows is not None:

@@ -1,7 +1,7 @@
-"""An index that changes while it is searched: the index file, and the changes beside it.
+"""An index that changes while it is searched: the index file and its file of changes.
 
-The file is never written here. It may be replaced at any time, by an index of any age: all changes
-that it does not contain are applied to it.
+The service never writes the index file. Another process may replace it at any time, by an index of
+any age: all changes that the new file does not contain are applied to it.
 """
 
 import logging
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class RequestError(DataError):
-    """A request that fails with a status of HTTP."""
+    """A request that fails with an HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -27,13 +27,13 @@ class RequestError(DataError):
 
 
 class LiveIndex(Closing):
-    """An index file with its changes, for many threads.
+    """An index file with its changes. Thread-safe.
 
     Args:
-        path: of the index.
-        code_size: bytes of a code of the model.
-        fingerprint: of the codebooks of the model, which are those of the index.
-        writable: whether to accept changes, as the only process.
+        path: path of the index.
+        code_size: number of bytes of a code of the model.
+        fingerprint: fingerprint of the codebooks, which model and index must share.
+        writable: accept changes; one process at a time can do so.
 
     Attributes:
         index: the index with all changes; a commit or a new file replaces it.
@@ -60,7 +60,7 @@ class LiveIndex(Closing):
         self.reload()
 
     def close(self) -> None:
-        """Let other processes write the changes."""
+        """Close the file of changes, so that other processes can write it."""
         self._closed.set()
         if self._writer is not None:
             self._writer.close()
@@ -72,19 +72,19 @@ class LiveIndex(Closing):
         name: str | None = None,
         labels: tuple[str, ...] | None = None,
     ) -> int:
-        """Add or remove an item; on return the change is on disk.
+        """Add or remove an item. On return the change is on disk.
 
         Args:
-            id_: of the item; None: the next free one.
-            code: of the item to add; None: remove it.
-            name, labels: of the item to add.
+            id_: id of the item; None: the next free one.
+            code: code of the item to add; None: remove the item.
+            name, labels: name and labels of the item to add.
 
         Returns:
             The id of the item.
 
         Raises:
-            RequestError: the id is in use, or no item has it; or the change cannot be written, and
-                is not made.
+            RequestError: the id to add is in use, or no item has the id to remove; or the change
+                cannot be written, and is not made.
         """
         with self._lock:
             assert self._writer is not None
@@ -116,7 +116,7 @@ class LiveIndex(Closing):
             self.watch()
 
     def watch(self) -> None:
-        """Open the index again if its file was replaced; log it if that fails."""
+        """Open the index again if its file was replaced. Errors are logged."""
         try:
             if self.path.exists() and self._state() != self._seen:
                 self.reload()
@@ -124,13 +124,17 @@ class LiveIndex(Closing):
             log.error("the index stays as it is: %s", error)
 
     def _state(self) -> list[tuple[int, int, int]]:
-        """Return inode, time and size of the files that other processes write."""
+        """Return inode, time and size of each file that another process may write."""
         paths = [self.path] if self.writable else [self.path, changes_path(self.path)]
         states = [path.stat() for path in paths if path.exists()]
         return [(state.st_ino, state.st_mtime_ns, state.st_size) for state in states]
 
     def reload(self) -> None:
-        """Open the index that is now at the path, with all changes. Raises as the class does."""
+        """Open the index file that is now at the path, with all changes.
+
+        Raises:
+            DataError, MismatchError: see the class.
+        """
         self._seen = self._state()
         with stage("opening the index"):
             index = open_index(self.path, changes=False)
@@ -143,7 +147,7 @@ class LiveIndex(Closing):
             if self.writable:
                 largest_id = max(int(ids.max(initial=-1)) for _, ids in index.blocks())
             with self._lock:
-                # Not before: a file of changes belongs to the codebooks of its index.
+                # Only now: a new file of changes records the codebooks, which are checked above.
                 if self.writable and self._writer is None:
                     self._writer = ChangeWriter(self.path, self._code_size, self._fingerprint)
                 changes = (

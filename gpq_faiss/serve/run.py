@@ -1,4 +1,4 @@
-"""Run the service as a process."""
+"""The service as a process."""
 
 import logging
 import signal
@@ -33,18 +33,18 @@ def serve(
     """Serve an index over HTTP until SIGINT or SIGTERM.
 
     Args:
-        index: a file of ``gpq index`` or ``gpq encode``.
+        index: file made by ``gpq index`` or ``gpq encode``.
         model: model folder, or its network in ONNX (``gpq export-encoder``), which needs no torch
             but cannot add items.
-        data: pictures of the items by name, or the data that were indexed.
+        data: data set with pictures of the items, found by name; or the one that was indexed.
         settings: address, token and limits.
-        writable: allow adding and removing items; needs a token.
+        writable: let requests add and remove items; needs a token.
         device: device of the network.
 
     Raises:
         UsageError: the port cannot be bound, or options do not fit together.
-        DataError, MismatchError, DeviceError: index, model or device are missing, damaged, or do
-            not fit together.
+        DataError, MismatchError, DeviceError: the index, the model or the device is missing or
+            damaged, or they do not fit together.
     """
     settings = settings or Settings()
     if writable and settings.token is None:
@@ -72,18 +72,18 @@ def serve(
             host = f"[{settings.host}]" if ":" in settings.host else settings.host
             items, port = f"{live.index.ntotal:,}", bound.getsockname()[1]
             log.info("serving %s items at http://%s:%d/ (ctrl-C ends)", items, host, port)
-            # The server ends gracefully on these signals, and then raises them again: that is not
-            # an error.
+            # On these signals uvicorn shuts down gracefully, and then raises them again, which must
+            # not count as an error.
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: None)
             uvicorn.Server(config).run([bound])
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket, bound before anything slow.
+    """Return a listening socket, so that a used port shows before the model is loaded.
 
     Raises:
-        UsageError: it cannot be bound.
+        UsageError: the address cannot be bound.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -93,5 +93,5 @@ def bind(host: str, port: int) -> socket.socket:
             f"{host} port {port} cannot be bound ({error.strerror}): "
             "choose another --host or --port"
         ) from None
-    # asyncio sends small packets at once only if the socket names its protocol, as this copy does.
+    # asyncio sets TCP_NODELAY only if the socket names its protocol, as this copy does.
     return socket.socket(fileno=bound.detach())

@@ -1,4 +1,4 @@
-"""Settings of the service, and bodies of its requests and responses."""
+"""Settings of the service, and schemas of its requests and responses."""
 
 from typing import Annotated, Any, Self
 
@@ -28,7 +28,8 @@ class Settings(BaseModel, frozen=True, extra="forbid", strict=True):
     """Address and limits of a service; docs/serve.md explains each.
 
     Raises:
-        UsageError: an unknown name, a value of another type or out of range, or a missing token.
+        UsageError: a name is unknown, a value is of another type or out of range, or the token is
+            missing.
     """
 
     host: str = "127.0.0.1"
@@ -170,6 +171,6 @@ class FormRoute(APIRoute):
 
 
 def with_form(form: type[BaseModel]) -> dict[str, Any]:
-    """Return the form as a part of the description of the route for JSON."""
+    """Return the OpenAPI description of a form, for the route for JSON at the same path."""
     content = {"multipart/form-data": {"schema": form.model_json_schema()}}
     return {"requestBody": {"content": content}}

@@ -1,4 +1,4 @@
-"""The service without HTTP: a model, a live index and the catalogue of its items."""
+"""The service without HTTP: a model, a live index and a catalogue of its items."""
 
 import threading
 from collections import deque
@@ -21,15 +21,15 @@ from .live import LiveIndex, RequestError
 from .schemas import Settings
 
 _MAX_PIXELS = 25_000_000
-_DECODERS = 4  # images that are decoded at a time, each in up to 100 MB
+_DECODERS = 4  # images decoded at the same time, each in up to 100 MB
 
 
 class Service:
-    """Searches and changes for many requests at a time. Thread-safe.
+    """Searches and changes for concurrent requests. Thread-safe.
 
     Args:
-        encoder: of the model; an ONNX encoder is read-only.
-        live: the index, with the codebooks of the model; closed with the service.
+        encoder: the model's encoder; with an ONNX encoder no items can be added.
+        live: the index, with the codebooks of the model.
         dataset: pictures or features of the items.
     """
 
@@ -54,10 +54,11 @@ class Service:
         """Return the vector float32 [d] of an image file.
 
         Args:
-            queries: return the vector of a query instead of that of an item.
+            queries: embed as a query instead of as an item.
 
         Raises:
-            DataError: it is no image, the model takes features, or the vector has no direction.
+            DataError: the content is not an image, the model takes features, or the vector has no
+                direction.
         """
         if self.encoder.input_kind != "images":
             raise DataError("image: the model takes features, not images")
@@ -72,19 +73,19 @@ class Service:
         *,
         queries: bool = True,
     ) -> Floats:
-        """Return a vector float32 [d], or that of features.
+        """Return a vector float32 [d], given as such or as features to embed.
 
         Raises:
             DataError: the numbers do not fit the model.
         """
         if features is None:
-            return check_vectors([vector or ()], self.live.index.d, what="vector").reshape(-1)
+            return check_vectors([vector or ()], self.live.index.d, name="vector").reshape(-1)
         if self.encoder.input_kind != "features":
             raise DataError("features: the model takes images, not features")
         return self._embed(np.array(features, np.float32), "features", queries)
 
     def embed_item(self, id_: int) -> Floats:
-        """Return the vector of an item as a query: of its original, else of its code.
+        """Return the query vector of an item: of its original if there is one, else of its code.
 
         Raises:
             RequestError: no item has the id (404).
@@ -102,11 +103,11 @@ class Service:
         """Return the vector of features, or of an image uint8 [H, W, 3].
 
         Raises:
-            DataError: it has no direction.
+            DataError: the vector has no direction.
         """
         if self.encoder.input_kind == "images":
             values = resize_square(values, self.encoder.image_size).transpose(2, 0, 1)
-        # One by one: on a CPU a batch is not faster, and the last bits of its vectors differ.
+        # One by one: on a CPU a batch is not faster, and it changes the last bits of the vectors.
         with self._network:
             vectors, valid = self.encoder.embed(values[None], queries=queries)
         if not valid[0]:
@@ -116,15 +117,18 @@ class Service:
     # Codes --------------------------------------------------------------------------------------
 
     def encode(self, vector: Floats, *, foreign: bool) -> bytes:
-        """Return the code of a new item. Raises DataError: it has none.
+        """Return the code of a new item.
 
         Args:
-            foreign: whether the vector comes from the request, and may be one of a query.
+            foreign: the vector comes from the request, so it may be one of a query.
+
+        Raises:
+            DataError: the vector is not one of an item.
         """
         assert isinstance(self.encoder, Encoder)  # only a model folder is writable
         description = self.encoder.model.description if foreign else {}
         return encode_items(
-            vector[None], self.encoder.model.codebooks, description, what="item"
+            vector[None], self.encoder.model.codebooks, description, name="item"
         ).tobytes()
 
     def code_of(self, id_: int) -> Codes:
@@ -140,7 +144,7 @@ class Service:
         """Find the k best items for a vector float32 [d].
 
         Args:
-            filters: ``allow`` or ``deny``, as of :meth:`..indexes.index.Index.search`.
+            filters: ``allow`` or ``deny``, as in :meth:`..indexes.index.Index.search`.
 
         Returns:
             Scores float32 [n] in descending order, and ids int64 [n], those of equal score in
@@ -152,7 +156,7 @@ class Service:
             return D[0, passed], ids[0, passed]
         future: Future[tuple[Floats, Ids]] = Future()
         self._waiting.append((vector, k, future))
-        # The thread that gets the lock searches for all that wait for it.
+        # The thread that gets the lock searches for all waiting threads in one batch.
         with self._searching:
             if not future.done():
                 batch = [self._waiting.popleft() for _ in range(len(self._waiting))]
@@ -170,7 +174,7 @@ class Service:
     def _search_batch(
         self, vectors: Sequence[Floats], k: int, **filters: Ids
     ) -> tuple[Floats, Ids]:
-        """Return scores float32 [n, k] and ids int64 [n, k], with at most ntotal columns."""
+        """Return scores float32 [n, k] and ids int64 [n, k], with k limited to ntotal."""
         index = self.live.index
         if not index.ntotal:
             return np.empty((len(vectors), 0), np.float32), np.empty((len(vectors), 0), np.int64)

@@ -118,7 +118,7 @@ def _from_features(encoder: Encoder, dataset: Dataset, path: Path, writer: RowWr
         size = max(1, _BLOCK_BYTES // (4 * reader.header.width))
         for rows in row_blocks(reader.ntotal, size, start=writer.rows):
             vectors = np.asarray(reader.values[rows])
-            codes = encode_items(vectors, *model, what=str(path), first_row=rows.start)
+            codes = encode_items(vectors, *model, name=str(path), first_row=rows.start)
             labels = None if reader.labels is None else reader.labels[rows]
             writer.append(codes, reader.ids[rows], labels)
             coding.advance(len(codes))

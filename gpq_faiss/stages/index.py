@@ -148,7 +148,7 @@ class _Source(Closing):
             values = np.asarray(self._rows.values[block])
             if self._rows.header.kind == "features":
                 model = self._model.codebooks, self._model.description
-                values = encode_items(values, *model, what=str(self.path), first_row=block.start)
+                values = encode_items(values, *model, name=str(self.path), first_row=block.start)
             yield values, np.asarray(self._rows.ids[block])
 
     def close(self) -> None:

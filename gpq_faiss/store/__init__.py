@@ -1,1 +1,1 @@
-"""Files beside and between the stages: rows in HDF5, and names and changes of an index in SQLite."""
+"""Files that the stages exchange: rows in HDF5, and names and changes of an index in SQLite."""

@@ -1,10 +1,10 @@
 """Changes of an index since its file was written, in SQLite: ``index.faiss.changes.sqlite``.
 
-Table ``changes`` has the last change of every id: the number of its transaction, its code (null if
-the item was removed), name and labels (a JSON array). Table ``about`` has the identity of the
-file, a random text made with it, and says to which codebooks the codes belong. Rows are never
-deleted: an index of any age may be put beside the file, and all changes that it does not contain
-are applied to it.
+The table ``changes`` holds the last change of every id: the number of its transaction, its code
+(null if the item was removed), name and labels (a JSON array). The table ``about`` holds the
+identity of the file, a random text made with it, and the fingerprint of the codebooks that the
+codes belong to. Rows are never deleted, so the index file may be replaced by one of any age: all
+changes that it does not contain are applied to it.
 
 The service is the only writer. SQLite's rollback journal keeps each transaction whole.
 """
@@ -52,9 +52,9 @@ class Change(NamedTuple):
     """The last change of an id.
 
     Attributes:
-        number: of the transaction.
+        number: number of the transaction.
         code: code_size bytes, or None if the item was removed.
-        name, labels: of the item, or None if it has none.
+        name, labels: name and labels of the item, or None if it has none.
     """
 
     number: int
@@ -69,7 +69,7 @@ class Changes(NamedTuple):
     Attributes:
         identity: a random text made with the file, so that numbers of another file are not taken
             for its own.
-        number: of the last transaction; 0 if there is none.
+        number: number of the last transaction; 0 if there is none.
         by_id: the last change of every changed id.
     """
 
@@ -84,12 +84,12 @@ def changes_path(index: str | Path) -> Path:
 
 
 def read_changes(index: str | Path, code_size: int, fingerprint: str) -> Changes | None:
-    """Read the changes beside an index.
+    """Read the changes of an index.
 
     Args:
         index: path of the index.
-        code_size: bytes of a code.
-        fingerprint: of the codebooks of the index.
+        code_size: number of bytes of a code.
+        fingerprint: fingerprint of the codebooks of the index.
 
     Returns:
         The changes, or None if there is no such file.
@@ -129,10 +129,10 @@ def read_changes(index: str | Path, code_size: int, fingerprint: str) -> Changes
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """Open an existing file; transactions are begun and ended by the caller.
+    """Open an existing file. The caller begins and ends transactions.
 
-    ``mode=rw`` lets SQLite roll back a journal that a killed service left. It reads a file without
-    write permission, too.
+    With ``mode=rw`` SQLite rolls back a journal that a killed service left. Files without write
+    permission are read all the same.
     """
     name = f"file:{quote(os.fsencode(path.absolute()))}?mode=rw"
     return sqlite3.connect(
@@ -141,28 +141,28 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 class ChangeWriter(Closing):
-    """The changes beside an index, opened by the only process that may write them.
+    """Writer of the changes of an index; one process at a time may have one.
 
-    The file is made if it is missing.
+    The file is created if it is missing.
 
     Args:
         index: path of the index.
-        code_size: bytes of a code.
-        fingerprint: of the codebooks of the index.
+        code_size: number of bytes of a code.
+        fingerprint: fingerprint of the codebooks of the index.
 
     Attributes:
-        path: of the file.
-        changes: what the file held when it was opened.
+        path: path of the file.
+        changes: contents of the file when it was opened.
 
     Raises:
-        DataError: another process writes the changes, or as :func:`read_changes`, or the file
-            cannot be made.
+        DataError: another process writes the changes, or the file cannot be created; or see
+            :func:`read_changes`.
         MismatchError: the changes belong to other codebooks.
     """
 
     def __init__(self, index: str | Path, code_size: int, fingerprint: str) -> None:
         self.path = changes_path(index)
-        # The service opens and closes it in different threads.
+        # The service opens and closes the file in different threads.
         lock = FileLock(f"{self.path}.lock", timeout=0, thread_local=False)
         with contextlib.ExitStack() as stack, writing(self.path):
             try:
@@ -187,8 +187,8 @@ class ChangeWriter(Closing):
             assert changes is not None
             self.changes, self._number = changes, changes.number
             self._db = stack.enter_context(contextlib.closing(_connect(self.path)))
-            # EXTRA is FULL, and waits for the removal of the journal too: a journal that comes back
-            # would undo a change.
+            # EXTRA also waits until the removal of the journal is on disk: a journal that came back
+            # after a crash would undo a change.
             self._db.execute("PRAGMA synchronous = EXTRA")
             self._file = self._identify()
             self._stack = stack.pop_all()
@@ -199,13 +199,13 @@ class ChangeWriter(Closing):
         return None if status is None else (status.st_dev, status.st_ino)
 
     def write(self, changes: Mapping[int, NewChange]) -> dict[int, Change]:
-        """Make changes in one transaction, which is on disk on return.
+        """Write changes in one transaction, which is on disk on return.
 
         Args:
             changes: the new code, name and labels of every id.
 
         Returns:
-            The changes with their number.
+            The changes with the number of the transaction.
 
         Raises:
             DataError: the file was deleted or replaced, or cannot be written; no change was made.
@@ -236,5 +236,5 @@ class ChangeWriter(Closing):
         return {id_: Change(number, *change) for id_, change in changes.items()}
 
     def close(self) -> None:
-        """Close the file, and let other processes write it."""
+        """Close the file, so that other processes can write it."""
         self._stack.close()

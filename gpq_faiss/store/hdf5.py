@@ -1,6 +1,6 @@
-"""HDF5 files: arrays in files of any program, and small files of our own.
+"""HDF5 files: arrays written by any program, and small files of our own.
 
-This package is the only one that uses h5py. Links to other files are not followed.
+Only this package uses h5py. Links to other files are not followed.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def as_texts(values: Iterable[str]) -> Texts:
 
 
 @contextlib.contextmanager
-def open_hdf5(path: Path, what: str = "an HDF5 file with arrays") -> Iterator[Any]:
-    """Open a file for reading; ``what`` names the expected content in errors.
+def open_hdf5(path: Path, content: str = "an HDF5 file with arrays") -> Iterator[Any]:
+    """Open a file for reading; ``content`` names the expected content in errors.
 
     Raises:
-        DataError: the file is missing or damaged, also if the block finds it so.
+        DataError: the file is missing or damaged, even if that shows only in the ``with`` block.
     """
-    with reading(path, what), h5py.File(path, "r", locking=False) as h5:
+    with reading(path, content), h5py.File(path, "r", locking=False) as h5:
         yield h5
 
 
@@ -53,10 +53,10 @@ def dataset(h5: Any, name: str) -> Any:
     """
     if h5.get(name, getlink=True) is None:
         raise DataError(f"there is no dataset {name!r}")
-    found = h5[name] if isinstance(h5.get(name, getlink=True), h5py.HardLink) else None
-    if not isinstance(found, h5py.Dataset) or found.external or found.is_virtual:
+    entry = h5[name] if isinstance(h5.get(name, getlink=True), h5py.HardLink) else None
+    if not isinstance(entry, h5py.Dataset) or entry.external or entry.is_virtual:
         raise DataError(f"{name!r} is not a dataset of this file (links are not followed)")
-    return found
+    return entry
 
 
 class Hdf5Array:
@@ -102,10 +102,10 @@ class Hdf5Array:
 
 
 def read_hdf5_array(path: str | Path, names: Sequence[str]) -> Hdf5Array | None:
-    """Return the first of ``names`` that a file has; None if it has none of them.
+    """Return the first dataset of ``names`` that a file has, or None if it has none of them.
 
     Raises:
-        DataError: it is not a readable HDF5 file, or the dataset does not hold numbers.
+        DataError: the file is not readable as HDF5, or the dataset does not hold numbers.
     """
     with open_hdf5(Path(path)) as h5:
         name = next((name for name in names if h5.get(name, getlink=True) is not None), None)
@@ -113,12 +113,12 @@ def read_hdf5_array(path: str | Path, names: Sequence[str]) -> Hdf5Array | None:
 
 
 def read_arrays(
-    path: str | Path, what: str, names: Collection[str] | None = None
+    path: str | Path, content: str, names: Collection[str] | None = None
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Read arrays and attributes of a file of :func:`write_arrays`.
+    """Read the arrays and attributes of a file written by :func:`write_arrays`.
 
     Args:
-        what: the expected content, for errors.
+        content: the expected content, for errors.
         names: the arrays to read (default: all).
 
     Returns:
@@ -127,7 +127,7 @@ def read_arrays(
     Raises:
         DataError: the file is missing, empty, truncated or damaged.
     """
-    with open_hdf5(Path(path), what) as h5:
+    with open_hdf5(Path(path), content) as h5:
         arrays = {}
         for name in h5 if names is None else h5.keys() & set(names):
             array = dataset(h5, name)
@@ -151,7 +151,8 @@ def write_arrays(
     path = Path(path)
     with atomic_path(path) as temporary, h5py.File(temporary, "w", locking=False) as h5:
         for name, array in arrays.items():
-            h5.create_dataset(name, data=array)  # HDF5 crashes if compressed data fill a disk
+            # Uncompressed, as HDF5 crashes if compressed data fill the disk.
+            h5.create_dataset(name, data=array)
         for name, value in attributes.items():
             h5.attrs[name] = value if isinstance(value, (str, int, float)) else json.dumps(value)
     return path

@@ -1,11 +1,10 @@
-"""Names, labels and kept columns of the items of an index: by id, in SQLite or in the rows of a
-codes file.
+"""Names, labels and text columns of the items of an index, in SQLite or in a codes file.
 
-``index.faiss.items.sqlite`` is written by ``gpq index`` beside its index and replaced as a whole.
-Table ``items`` has ``id``, ``name``, ``labels`` (a JSON array, null if unknown) and ``columns`` (a
-JSON object of texts). Table ``about`` says to which index the file belongs (number of items, and
-CRC of codes and ids), from which data set the items come, and which change of a service the index
-contains.
+``gpq index`` writes ``index.faiss.items.sqlite`` together with the index, and replaces it as a
+whole. The table ``items`` has the columns ``id``, ``name``, ``labels`` (a JSON array, null if
+unknown) and ``columns`` (a JSON object of texts). The table ``about`` says which index the file
+belongs to (number of items, and CRC of codes and ids), which data set the items come from, and
+which change of a service the index contains.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class Item:
 
 
 class About(NamedTuple):
-    """What an items file says about its index.
+    """The index that an items file belongs to.
 
     Attributes:
         ntotal, crc: number of items of the index, and CRC-32 of its codes and ids.
@@ -83,10 +82,10 @@ def items_path(index: str | Path) -> Path:
 
 
 class ItemSource(Protocol):
-    """Whatever knows the names and labels of the items of an index.
+    """A source of the names and labels of the items of an index.
 
     Attributes:
-        data_fingerprint: of the data set that the items come from; empty if it is not known.
+        data_fingerprint: fingerprint of the data set of the items; empty if it is not known.
     """
 
     data_fingerprint: str
@@ -112,7 +111,7 @@ def as_json(value: Any) -> str | None:
     return None if value is None else _JSON.encode(value)
 
 
-def write_items(path: Path, rows: Iterable[Row], about: About) -> None:
+def write_items(path: Path, rows: Iterable[Row], description: About) -> None:
     """Write an items file to a new, temporary path.
 
     Raises:
@@ -124,7 +123,7 @@ def write_items(path: Path, rows: Iterable[Row], about: About) -> None:
             db.executescript(
                 "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; BEGIN;" + _SCHEMA
             )
-            db.execute("INSERT INTO about VALUES (?, ?, ?, ?, ?)", about)
+            db.execute("INSERT INTO about VALUES (?, ?, ?, ?, ?)", description)
             db.executemany("INSERT OR REPLACE INTO items VALUES (?, ?, ?, ?)", rows)
             db.execute("COMMIT")
     except sqlite3.Error as error:
@@ -133,10 +132,10 @@ def write_items(path: Path, rows: Iterable[Row], about: About) -> None:
 
 
 class Items(Closing):
-    """The items file of an index, read by id. Thread-safe.
+    """Reader of the items file of an index, by id. Thread-safe.
 
     Attributes:
-        about: to which index the file belongs.
+        about: the index that the file belongs to.
 
     Raises:
         DataError: the file is missing, damaged or of another format; also raised by all methods.
@@ -154,7 +153,7 @@ class Items(Closing):
 
     @contextlib.contextmanager
     def _guard(self) -> Iterator[None]:
-        """Turn errors of SQLite, and of parsing its values, into a DataError of one line."""
+        """Turn errors of SQLite, and of parsing its values, into a one-line DataError."""
         try:
             with self._lock:
                 yield
@@ -241,7 +240,7 @@ class RowItems(Closing):
                 ]
             labels: Sequence[str | None] = [None] * len(ids)
             if reader.labels is not None:
-                # Most rows have the same labels as others.
+                # Many rows have the same labels, so each distinct set is encoded once.
                 distinct, inverse = np.unique(reader.labels[block], axis=0, return_inverse=True)
                 flags = np.unpackbits(distinct, axis=1, count=len(classes)).astype(bool)
                 encoded = [as_json(sorted(classes[row])) for row in flags]
@@ -254,10 +253,10 @@ class RowItems(Closing):
 
 
 class ChangedItems(Closing):
-    """Names and labels of items of which some have changed since their index was written.
+    """Names and labels of items, some of which have changed since their index was written.
 
-    A changed item takes its name and labels from its change alone. Sources made from one another
-    share their changes.
+    The name and labels of a changed item come from its change alone. A source made from another
+    one shares its changes.
     """
 
     def __init__(self, source: ItemSource | None, changes: Mapping[int, Change]) -> None:
@@ -281,7 +280,7 @@ class ChangedItems(Closing):
 
     def find(self, name: str) -> list[int]:
         """Return the ids of the items with a name, in ascending order."""
-        changes = dict(self._changes)  # others may be added meanwhile
+        changes = dict(self._changes)  # another thread may add changes meanwhile
         numbers = [] if self.source is None else self.source.find(name)
         unchanged = [number for number in numbers if number not in changes]
         changed = [number for number, change in changes.items() if change.name == name]

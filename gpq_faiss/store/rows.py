@@ -55,7 +55,7 @@ from .hdf5 import Texts, as_texts, dataset, open_hdf5
 
 FORMAT_VERSION = 2
 PROGRESS = "progress.json"
-"""The file that makes a folder of unfinished rows worth keeping."""
+"""A folder of unfinished rows is kept if it has this file."""
 COMMIT_SECONDS = 5.0
 """Seconds between commits: waiting for the disk after each batch would keep a GPU idle."""
 _BLOCK_BYTES = 16 << 20
@@ -128,7 +128,7 @@ class Header:
         }
 
     def fingerprint(self) -> str:
-        """Return a hash of everything that the header says."""
+        """Return a hash of the whole header."""
         attributes = json.dumps(self.attributes(), sort_keys=True)
         return fingerprint("rows", attributes, *self.class_names)
 
@@ -138,16 +138,16 @@ class RowReader(Closing):
 
     Args:
         kind: the required kind (default: any).
-        model_fingerprint: the required model (default: any).
+        model_fingerprint: fingerprint of the required model (default: any).
 
     Attributes:
-        header: what the file says about its rows.
+        header: the header of the file.
         ntotal: number of rows N.
         values: float32 [N, M*d] or uint8 [N, code_size].
         ids: int64 [N].
         labels: uint8 [N, ceil(C/8)], packed, or None.
         text_columns: names of the columns of texts.
-        versions: of the packages that wrote the file.
+        versions: versions of the packages that wrote the file.
 
     Raises:
         DataError: the file is missing, truncated, damaged or of another format.
@@ -179,7 +179,7 @@ class RowReader(Closing):
             )
             self.ntotal = len(self.ids)
             if header.kind == "codes":
-                check_codes(self.values, *header.codebooks.shape[:2], what=str(path))
+                check_codes(self.values, *header.codebooks.shape[:2], name=str(path))
             self._texts = dict(self._h5.get("texts", {}))
             self.text_columns = tuple(self._texts)
             self.versions = parse_json(self._h5.attrs["versions"])
@@ -211,7 +211,8 @@ def _read_header(h5: Any) -> Header:
         raise DataError(f"it is not {_EXPECTED}")
     if attributes["format_version"] != FORMAT_VERSION:
         raise DataError(
-            f"it has format {attributes['format_version']}, not {FORMAT_VERSION}: encode the data again"
+            f"it has format {attributes['format_version']}, not {FORMAT_VERSION}: "
+            "encode the data again"
         )
     names = dataset(h5, "class_names").asstr()[:] if "class_names" in h5 else []
     header = Header(
@@ -229,7 +230,7 @@ def _read_header(h5: Any) -> Header:
 
 
 class RowWriter(Closing):
-    """Write a file of rows block by block; an interrupted run is continued.
+    """Writer of a file of rows, block by block; an interrupted run is continued.
 
     Rows survive a crash once they are committed, which happens every :data:`COMMIT_SECONDS`, when
     the context is left (also by an error or Ctrl-C), and in :meth:`finish`. Unfinished rows with
@@ -313,9 +314,9 @@ class RowWriter(Closing):
                     f"{block}: {name}: {array.dtype} {list(array.shape)}, expected {expected}"
                 )
         if self.header.kind == "codes":
-            check_codes(values, *self.header.codebooks.shape[:2], what=f"{block}: codes")
+            check_codes(values, *self.header.codebooks.shape[:2], name=f"{block}: codes")
         else:
-            check_vectors(values, self.header.width, what=f"{block}: features")
+            check_vectors(values, self.header.width, name=f"{block}: features")
         with writing(self.path):
             for name, file in self._files.items():
                 file.write(np.ascontiguousarray(arrays[name]).data)
@@ -324,7 +325,11 @@ class RowWriter(Closing):
             self.commit()
 
     def commit(self) -> None:
-        """Make the rows so far survive a crash. Raises DataError: the disk is full."""
+        """Commit the rows so far, so that they survive a crash.
+
+        Raises:
+            DataError: the disk is full.
+        """
         self._last_commit = time.monotonic()
         if self.rows == self._committed:
             return
@@ -399,7 +404,7 @@ class RowWriter(Closing):
 
 
 def discard_unfinished(path: Path) -> None:
-    """Remove the unfinished rows of a complete file, which a kill may leave beside it."""
+    """Remove the unfinished rows of a complete file, which a killed process may have left."""
     shutil.rmtree(path.with_name(f".{path.name}.partial"), ignore_errors=True)
 
 

@@ -182,7 +182,7 @@ def test_vectors_that_cannot_be_encoded_are_refused_by_row():
         (x.astype(str), "<U.*expected numbers"),
     ):
         with pytest.raises(DataError, match=message):
-            encode(wrong, Z, what="features.h5", first_row=100)
+            encode(wrong, Z, name="features.h5", first_row=100)
     zero[33] = x[33]
     assert len(encode(zero, Z)) == 50
     with pytest.raises(DataError, match="too large"):
