@@ -26,11 +26,11 @@ def info(path: str, format_: str) -> None:
       gpq info model
       gpq info index.faiss --format json
     """
-    found = gpq.info(path)
+    description = gpq.info(path)
     if format_ == "json":
-        common.emit(found)
+        common.emit(description)
         return
-    rows = _flat(found)
+    rows = _flat(description)
     width = max(map(len, rows))
     common.emit("\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in rows.items()))
 
@@ -49,6 +49,6 @@ def _text(value: Any) -> str:
     if value is None or value == []:
         return "-"
     if isinstance(value, list):
-        more = f" ... ({len(value)} in all)" if len(value) > 20 else ""
-        return ", ".join(map(_text, value[:20])) + more
+        suffix = f" ... ({len(value)} in all)" if len(value) > 20 else ""
+        return ", ".join(map(_text, value[:20])) + suffix
     return ("yes" if value else "no") if isinstance(value, bool) else str(value)

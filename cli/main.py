@@ -56,32 +56,34 @@ LOUDNESS = [
 
 def loud(command: click.Command) -> click.Command:
     """The command with ``-q`` and ``-v``; while it runs, its log and progress are shown."""
-    made, inner = copy.copy(command), command.callback
-    made.params = [*command.params, *LOUDNESS]
-    if isinstance(made, click.Group):
-        made.commands = {name: loud(part) for name, part in made.commands.items()}
-        return made
+    wrapped, inner = copy.copy(command), command.callback
+    wrapped.params = [*command.params, *LOUDNESS]
+    if isinstance(wrapped, click.Group):
+        wrapped.commands = {name: loud(subcommand) for name, subcommand in wrapped.commands.items()}
+        return wrapped
 
     def run(*args: Any, **kwargs: Any) -> None:
         assert inner is not None
         ctx = click.get_current_context()
-        if launched().size > 1 and made.name != "train":
+        if launched().size > 1 and wrapped.name != "train":
             raise UsageError(
                 f"'{ctx.command_path}' is made for one process: start it without torchrun"
             )
         # No work goes on without a word, whether or not it has stages of its own. A service has no end to wait for.
-        whole = contextlib.nullcontext() if made.name == "serve" else stage(ctx.command_path)
+        command_stage = (
+            contextlib.nullcontext() if wrapped.name == "serve" else stage(ctx.command_path)
+        )
         # Of several processes the first speaks for all.
         with (
             shown(quiet=ctx.meta["quiet"] or launched().rank > 0, verbose=ctx.meta["verbose"]),
-            whole,
+            command_stage,
         ):
             if kwargs.get("overwrite"):
-                check_apart(**kwargs, whole=made.name == "train")
+                check_apart(**kwargs, is_folder=wrapped.name == "train")
             inner(*args, **kwargs)
 
-    made.callback = run
-    return made
+    wrapped.callback = run
+    return wrapped
 
 
 class Commands(click.Group):
@@ -128,8 +130,8 @@ class Commands(click.Group):
         kwargs["standalone_mode"] = False  # click's own errors are raised, not shown
         code = 1
         try:
-            done = super().main(*args, **kwargs)
-            code = done if isinstance(done, int) else 0
+            result = super().main(*args, **kwargs)
+            code = result if isinstance(result, int) else 0
         except click.exceptions.NoArgsIsHelpError as error:
             error.show()
             code = error.exit_code
@@ -178,7 +180,9 @@ _NO_MEMORY = (
 def _lacks_memory(error: BaseException | None) -> bool:
     """Whether an error or its causes say so: Python's, the system's, torch's, or the loader's of libraries."""
     while error is not None:
-        if isinstance(error, MemoryError) or any(part in str(error).lower() for part in _NO_MEMORY):
+        if isinstance(error, MemoryError) or any(
+            phrase in str(error).lower() for phrase in _NO_MEMORY
+        ):
             return True
         error = error.__cause__ or error.__context__
     return False

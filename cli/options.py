@@ -45,18 +45,18 @@ def pairs(
     Raises:
         UsageError: another form, an unknown key, one that is given twice, or a value of another type.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if key not in kinds:
             raise UsageError(unknown(f"{option} '{key}'", key, kinds))
-        if not equals or not value or key in found:
+        if not equals or not value or key in values:
             raise UsageError(f"{option} {text}: write {key}=VALUE, once")
         try:
-            found[key] = kinds[key].convert(value, None, None)
+            values[key] = kinds[key].convert(value, None, None)
         except click.BadParameter as error:
             raise UsageError(f"{option} {text}: {error.message}") from None
-    return found
+    return values
 
 
 read_option = click.option(
@@ -152,15 +152,17 @@ def check_files(overwrite: bool, out: str | None, picture: str | None = None) ->
             check(path, overwrite=overwrite)
 
 
-def check_apart(*, out: str | None, whole: bool, plot: str | None = None, **given: Any) -> None:
-    """Check before any work that no output is an input, or with ``whole`` a folder with one."""
+def check_apart(
+    *, out: str | None, is_folder: bool, plot: str | None = None, **arguments: Any
+) -> None:
+    """Check before any work that no output is an input, or with ``is_folder`` a folder with one."""
     from gpq_faiss.data.paths import replaces
 
-    values = [value for name, value in given.items() if name not in ("data_args", "format_")]
-    for value in (*values, *given.get("data_args", {}).values()):
+    values = [value for name, value in arguments.items() if name not in ("data_args", "format_")]
+    for value in (*values, *arguments.get("data_args", {}).values()):
         for text in value if isinstance(value, tuple) else [value]:
             for path in filter(None, (out, plot)):
-                if isinstance(text, str) and replaces(path, text, whole=whole):
+                if isinstance(text, str) and replaces(path, text, whole=is_folder):
                     raise UsageError(
                         f"{path} would be replaced, and {text} is read: choose another output"
                     )

@@ -119,12 +119,14 @@ def _settings(
 def _summary(folder: Path, config: gpq.Config) -> str:
     from gpq_faiss.faissio.model import read_description
 
-    done = read_description(folder)["training"]
+    training = read_description(folder)["training"]
     # Times are in the metrics alone: of the same data and settings, all else has the same bytes.
     seconds = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["seconds"]
-    score = done["validation_map"]
-    best = f", validation mAP {score:.4f} at step {done['best_step']}" if score is not None else ""
+    score = training["validation_map"]
+    best = (
+        f", validation mAP {score:.4f} at step {training['best_step']}" if score is not None else ""
+    )
     return (
-        f"{folder}: {config.quantizer.bits} bits, {done['labelled_items']:,} labelled and "
-        f"{done['unlabelled_items']:,} unlabelled items, {done['steps']:,} steps in {seconds:.1f} s{best}"
+        f"{folder}: {config.quantizer.bits} bits, {training['labelled_items']:,} labelled and "
+        f"{training['unlabelled_items']:,} unlabelled items, {training['steps']:,} steps in {seconds:.1f} s{best}"
     )

@@ -41,15 +41,15 @@ class _Cache(FunctionCache):  # type: ignore[misc]
         self._cache_file._source_stamp = self._cache_file._source_stamp, fingerprint(*sources)
 
     def load_overload(self, *arguments: Any) -> Any:
-        there = None
+        overload = None
         try:
-            there = super().load_overload(*arguments)
+            overload = super().load_overload(*arguments)
         except Exception:  # damaged files raise any error
             with contextlib.suppress(OSError):
                 self.flush()
-        if there is None and self._py_func.__name__ in _LONG:
+        if overload is None and self._py_func.__name__ in _LONG:
             _log.info("compiling the loops of exact search: some seconds, once per installation")
-        return there
+        return overload
 
     def save_overload(self, *arguments: Any) -> None:
         with contextlib.suppress(OSError):
@@ -64,10 +64,10 @@ def options(*, counted: bool) -> dict[str, bool]:
 
 def compiled(function: Function, *, counted: bool = True) -> Function:
     """Compiled on the first call. The result is kept beside its file or in the user's cache folder; nowhere if neither can be written."""
-    made: Any = cast(Any, numba.njit)(**options(counted=counted))(function)
+    dispatcher: Any = cast(Any, numba.njit)(**options(counted=counted))(function)
     with contextlib.suppress(RuntimeError, OSError, AttributeError, TypeError):
-        made._cache = _Cache(function)
-    return cast(Function, made)
+        dispatcher._cache = _Cache(function)
+    return cast(Function, dispatcher)
 
 
 def inner(function: Function) -> Function:

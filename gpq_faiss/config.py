@@ -271,15 +271,15 @@ def updated(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 def _message(error: ValidationError) -> str:
     """One line on the first setting that is wrong: its name, and what it may be."""
     errors = error.errors(include_url=False)
-    first, at = errors[0], errors[0]["loc"][:2]
-    name = ".".join(map(str, at))
+    first, location = errors[0], errors[0]["loc"][:2]
+    name = ".".join(map(str, location))
     if first["type"] == "unexpected_keyword_argument":
-        section: Any = Config() if len(at) == 1 else getattr(Config(), str(at[0]))
-        known = [".".join([*map(str, at[:-1]), setting]) for setting in vars(section)]
-        return unknown(f"setting '{name}'", name, known)
+        section: Any = Config() if len(location) == 1 else getattr(Config(), str(location[0]))
+        names = [".".join([*map(str, location[:-1]), setting]) for setting in vars(section)]
+        return unknown(f"setting '{name}'", name, names)
     # Of a setting of several types there is one error for each.
-    of_it = [one["msg"].lower() for one in errors if one["loc"][:2] == at]
-    return f"{name} = {reprlib.repr(first['input'])}: {', or '.join(of_it)}"
+    messages = [detail["msg"].lower() for detail in errors if detail["loc"][:2] == location]
+    return f"{name} = {reprlib.repr(first['input'])}: {', or '.join(messages)}"
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, Any]:

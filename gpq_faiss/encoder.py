@@ -104,13 +104,13 @@ class Embedder(ABC):
         Raises MismatchError: images for vectors or the reverse, or vectors of another width.
         """
         if dataset.kind != self.input_kind:
-            what = f"takes {self.input_kind}, but {dataset.name} holds {dataset.kind}"
+            mismatch = f"takes {self.input_kind}, but {dataset.name} holds {dataset.kind}"
             raise MismatchError(
-                f"{self.source} {what}: give the kind of data that the model was trained on"
+                f"{self.source} {mismatch}: give the kind of data that the model was trained on"
             )
         if isinstance(dataset, FeatureDataset) and dataset.width != self.input_width:
-            what = f"takes features of width {self.input_width}, but {dataset.name} has width {dataset.width}"
-            raise MismatchError(f"{self.source} {what}: give features from the same extractor")
+            mismatch = f"takes features of width {self.input_width}, but {dataset.name} has width {dataset.width}"
+            raise MismatchError(f"{self.source} {mismatch}: give features from the same extractor")
         message = (
             scale_warning(self.scale, typical_scale(dataset), len(dataset)) if self.scale else None
         )
@@ -134,27 +134,27 @@ class Embedder(ABC):
         positions = np.arange(len(dataset)) if rows is None else rows
         size = batch_size or self.batch_size(dataset)
         with Reader(dataset, self.image_size) as reader:
-            parts = [positions[i : i + size] for i in range(start, len(positions), size)]
-            for part, (values, ok) in zip(parts, reader.stream(parts), strict=True):
+            batches = [positions[i : i + size] for i in range(start, len(positions), size)]
+            for batch, (values, ok) in zip(batches, reader.stream(batches), strict=True):
                 vectors, fine = self._vectors(values, queries)
                 if not fine.all():
-                    what = "a zero or infinite sub-vector after the network, which has no direction and so no code"
-                    bad = rows_that(part[ok][~fine], "have")
-                    raise DataError(f"{dataset.name}: {bad} {what}: leave such rows out")
-                yield part[ok], vectors
+                    fault = "a zero or infinite sub-vector after the network, which has no direction and so no code"
+                    bad = rows_that(batch[ok][~fine], "have")
+                    raise DataError(f"{dataset.name}: {bad} {fault}: leave such rows out")
+                yield batch[ok], vectors
 
     def embed_rows(
         self, dataset: Dataset, rows: NDArray[np.int64], *, queries: bool = False
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """:meth:`batches` concatenated: rows int64 [n] and vectors float32 [n, M·d]."""
         M, _, d = self.shape
-        there, parts = [np.empty(0, np.int64)], [np.empty((0, M * d), np.float32)]
+        readable, blocks = [np.empty(0, np.int64)], [np.empty((0, M * d), np.float32)]
         with stage("encoding queries" if queries else "encoding", len(rows)) as encoding:
             for positions, vectors in self.batches(dataset, rows, queries=queries):
-                there.append(positions)
-                parts.append(vectors)
+                readable.append(positions)
+                blocks.append(vectors)
                 encoding.advance(len(positions))
-        return np.concatenate(there), np.concatenate(parts)
+        return np.concatenate(readable), np.concatenate(blocks)
 
 
 @dataclass(frozen=True)
@@ -185,10 +185,10 @@ class Encoder(Embedder):
         from .methods.model import load_model
         from .nn.device import resolve_device
 
-        place = resolve_device(device)
-        model = load_model(folder, place)
+        torch_device = resolve_device(device)
+        model = load_model(folder, torch_device)
         input_ = model.description["input"]
-        if place.type == "cuda" and input_["kind"] == "images":
+        if torch_device.type == "cuda" and input_["kind"] == "images":
             model.network.to(memory_format=torch.channels_last)
         M, K, d = model.codebooks.shape
         return cls(
@@ -200,7 +200,7 @@ class Encoder(Embedder):
             model.model_fingerprint,
             model.codebooks_fingerprint,
             model=model,
-            device=place,
+            device=torch_device,
             amp=amp,
         )
 
@@ -296,9 +296,9 @@ def _parse(raw: Any, path: Path) -> Metadata:
         return Metadata.model_validate(raw)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        why = " ".join(f"{'.'.join(map(str, first['loc']))}: {first['msg']}".split())[:160]
+        reason = " ".join(f"{'.'.join(map(str, first['loc']))}: {first['msg']}".split())[:160]
         raise DataError(
-            f"{path} was not made by this version of gpq export-encoder ({why})"
+            f"{path} was not made by this version of gpq export-encoder ({reason})"
         ) from None
 
 
@@ -317,13 +317,13 @@ def _open_session(path: Path) -> Any:
 
 def _metadata_of(session: Any, path: Path) -> Metadata:
     """Metadata of an ONNX file, whose graph must have the input and output that they say."""
-    about = _parse(dict(session.get_modelmeta().custom_metadata_map), path)
+    metadata = _parse(dict(session.get_modelmeta().custom_metadata_map), path)
     nodes = [*session.get_inputs(), session.get_outputs()[0]]
-    found = [(one.name, one.type, one.shape[1:]) for one in nodes]
-    vectors = ("vectors", "tensor(float)", [about.codebooks * about.subdim])
-    if found != [(about.input_kind, "tensor(float)", about.input_shape), vectors]:
+    signature = [(node.name, node.type, node.shape[1:]) for node in nodes]
+    vectors = ("vectors", "tensor(float)", [metadata.codebooks * metadata.subdim])
+    if signature != [(metadata.input_kind, "tensor(float)", metadata.input_shape), vectors]:
         raise DataError(f"{path}: its graph does not match its metadata: export the encoder again")
-    return about
+    return metadata
 
 
 def graph_input(values: NDArray[Any]) -> NDArray[np.float32]:
@@ -356,11 +356,13 @@ class OnnxEncoder(Embedder):
             )
         with reading(path, "an exported encoder"):
             session = _open_session(path)
-            about = _metadata_of(session, path)
-        same = ("input_kind", "input_width", "image_size", "codebooks_fingerprint")
-        known: dict[str, Any] = {name: getattr(about, name) for name in same}
-        shape = about.codebooks, about.codewords, about.subdim
-        return cls(path, shape=shape, fingerprint=about.model_fingerprint, session=session, **known)
+            metadata = _metadata_of(session, path)
+        names = ("input_kind", "input_width", "image_size", "codebooks_fingerprint")
+        attributes: dict[str, Any] = {name: getattr(metadata, name) for name in names}
+        shape = metadata.codebooks, metadata.codewords, metadata.subdim
+        return cls(
+            path, shape=shape, fingerprint=metadata.model_fingerprint, session=session, **attributes
+        )
 
     def batch_size(self, dataset: Dataset) -> int:
         """Default number of items per batch."""

@@ -52,14 +52,14 @@ _EXTRAS = {
 }
 
 
-def needs(what: str, missing: ImportError) -> str | None:
-    """One line that names the extra with a package that ``what`` needs; None if there is none."""
+def needs(feature: str, missing: ImportError) -> str | None:
+    """One line that names the extra with a package that ``feature`` needs; None if there is none."""
     package = (missing.name or "").partition(".")[0]
     if package not in _EXTRAS:
         return None
     name = {"sklearn": "scikit-learn", "faiss": "Faiss"}.get(package, package)
-    both = " or 'gpq-faiss[train]'" if package == "faiss" else ""
-    return f"{what} needs {name}: pip install 'gpq-faiss[{_EXTRAS[package]}]'{both}"
+    alternative = " or 'gpq-faiss[train]'" if package == "faiss" else ""
+    return f"{feature} needs {name}: pip install 'gpq-faiss[{_EXTRAS[package]}]'{alternative}"
 
 
 def optional(module: str, remedy: str, error: type[GpqError] = UsageError) -> Any:
@@ -70,7 +70,7 @@ def optional(module: str, remedy: str, error: type[GpqError] = UsageError) -> An
         raise error(remedy) from None
 
 
-def unknown(what: str, name: str, known: Iterable[str]) -> str:
+def unknown(subject: str, name: str, choices: Iterable[str]) -> str:
     """One line for an unknown name: the nearest known one, or all.
 
     Examples:
@@ -79,11 +79,11 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
         >>> unknown("setting 'x'", "x", ["steps", "seed"])
         "setting 'x' is unknown: choose one of steps, seed"
     """
-    names = list(known)
+    names = list(choices)
     if not names:
-        return f"{what} is unknown: there is none"
+        return f"{subject} is unknown: there is none"
     near = difflib.get_close_matches(name, names, 1)
-    return f"{what} is unknown: " + (
+    return f"{subject} is unknown: " + (
         f"did you mean '{near[0]}'?" if near else f"choose one of {', '.join(names)}"
     )
 

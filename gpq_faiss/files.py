@@ -236,18 +236,18 @@ def write_json(path: str | Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
-def read_json(path: str | Path, what: str) -> Any:
-    """Read JSON; ``what`` names the expected content in errors.
+def read_json(path: str | Path, contents: str) -> Any:
+    """Read JSON; ``contents`` names the expected content in errors.
 
     Raises:
         DataError: the file is missing, unreadable or not JSON.
     """
-    text = read_text(Path(path), what)
+    text = read_text(Path(path), contents)
     try:
         return parse_json(text)
     except ValueError as error:
         raise DataError(
-            f"{path} is not the JSON of {what} ({error}): it is damaged or foreign"
+            f"{path} is not the JSON of {contents} ({error}): it is damaged or foreign"
         ) from None
 
 
@@ -258,13 +258,13 @@ def versions(*packages: str) -> dict[str, str]:
     return {name: python.get(name) or importlib.import_module(name).__version__ for name in names}
 
 
-def fingerprint(*parts: bytes | str) -> str:
+def fingerprint(*contents: bytes | str) -> str:
     """Return a short name for content: 16 hex digits of SHA-256.
 
-    Each part is preceded by its length, so that parts cannot run together.
+    The length precedes each of the ``contents``, so that they cannot run together.
     """
     digest = hashlib.sha256()
-    for part in parts:
-        data = part.encode("utf-8", "surrogateescape") if isinstance(part, str) else part
+    for content in contents:
+        data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()[:16]

@@ -38,31 +38,31 @@ class Plugin:
             return self.entry.load()
 
     @contextlib.contextmanager
-    def running(self, what: str) -> Iterator[None]:
-        """Context of the package's own code, which may raise anything: the plugin cannot ``what`` ("be loaded")."""
+    def running(self, action: str) -> Iterator[None]:
+        """Context of the package's own code, which may raise anything: the plugin cannot ``action`` ("be loaded")."""
         try:
             yield
         except GpqError:
             raise
         except Exception as error:
             raise self.error(
-                f"cannot {what} ({type(error).__name__}: {one_line(error)})"
+                f"cannot {action} ({type(error).__name__}: {one_line(error)})"
             ) from error
 
-    def error(self, what: str) -> UsageError:
+    def error(self, problem: str) -> UsageError:
         """An error of this plugin: ``"the loss 'mine' of mypackage 1.0 cannot be loaded (...)"``."""
-        return UsageError(f"the {_SINGULAR[self.kind]} '{self.name}' of {self.origin} {what}")
+        return UsageError(f"the {_SINGULAR[self.kind]} '{self.name}' of {self.origin} {problem}")
 
 
 @functools.cache
 def _installed(kind: Kind) -> tuple[Plugin, ...]:
-    found = []
+    plugins = []
     for entry in importlib.metadata.entry_points(group=f"gpq_faiss.{kind}"):
         origin = (
             f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "a package"
         )
-        found.append(Plugin(kind, entry.name, origin, entry))
-    return tuple(sorted(found, key=lambda plugin: (plugin.name, plugin.origin)))
+        plugins.append(Plugin(kind, entry.name, origin, entry))
+    return tuple(sorted(plugins, key=lambda plugin: (plugin.name, plugin.origin)))
 
 
 def plugin_names(kind: Kind, built_in: Container[str]) -> list[str]:
@@ -75,11 +75,11 @@ def plugin_names(kind: Kind, built_in: Container[str]) -> list[str]:
 
 def find_plugin(kind: Kind, name: str, built_in: Container[str]) -> Plugin | None:
     """The plugin of a name, or None. Raises UsageError: a built-in name, or the same name in two packages."""
-    found = [plugin for plugin in _installed(kind) if plugin.name == name]
-    if found and name in built_in:
-        raise found[0].error(
+    matches = [plugin for plugin in _installed(kind) if plugin.name == name]
+    if matches and name in built_in:
+        raise matches[0].error(
             "has a name that is built in: uninstall the package, or rename its entry point"
         )
-    if len(found) > 1:
-        raise found[0].error(f"is one of {found[1].origin} too: uninstall one of them")
-    return found[0] if found else None
+    if len(matches) > 1:
+        raise matches[0].error(f"is one of {matches[1].origin} too: uninstall one of them")
+    return matches[0] if matches else None

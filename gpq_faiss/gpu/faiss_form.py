@@ -53,11 +53,16 @@ def zero_lists(codes: Codes, Z: Floats, ids: Ids) -> Any:
     ivf.quantizer.add(np.zeros((lists, padded * width), np.float32))
     faiss.copy_array_to_vector(books.ravel(), ivf.pq.centroids)
     ivf.is_trained = True
-    for number in range(lists):
-        part, named = codes[number::lists], np.ascontiguousarray(ids[number::lists])
-        own = np.zeros((len(part), padded), np.uint8)
-        own[:, :size] = part
-        ivf.invlists.add_entries(number, len(part), faiss.swig_ptr(named), faiss.swig_ptr(own))
+    for list_number in range(lists):
+        list_codes, list_ids = (
+            codes[list_number::lists],
+            np.ascontiguousarray(ids[list_number::lists]),
+        )
+        padded_codes = np.zeros((len(list_codes), padded), np.uint8)
+        padded_codes[:, :size] = list_codes
+        ivf.invlists.add_entries(
+            list_number, len(list_codes), faiss.swig_ptr(list_ids), faiss.swig_ptr(padded_codes)
+        )
     ivf.ntotal = n
     ivf.nprobe = lists
     return ivf
@@ -92,10 +97,10 @@ def to_faiss_gpu(source: Any, device: int = 0) -> Any:
     # query into shared memory while threads may still read the last.
     config.useMMCodeDistance = True
     try:
-        placed: Any = faiss.GpuIndexIVFPQ(resources, ivf, config)  # which shares its resources
+        gpu_index: Any = faiss.GpuIndexIVFPQ(resources, ivf, config)  # which shares its resources
     except RuntimeError as error:
         # Its last line, without files, lines and conditions.
-        why = (str(error).strip().splitlines() or ["no reason given"])[-1]
-        raise DeviceError(f"Faiss cannot copy the index to GPU {device}: {why}") from None
-    placed.nprobe = ivf.nprobe
-    return placed
+        reason = (str(error).strip().splitlines() or ["no reason given"])[-1]
+        raise DeviceError(f"Faiss cannot copy the index to GPU {device}: {reason}") from None
+    gpu_index.nprobe = ivf.nprobe
+    return gpu_index

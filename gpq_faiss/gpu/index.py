@@ -35,7 +35,7 @@ from ..indexes.lists import columns_of
 from ..indexes.opening import open_index
 from ..nn.device import resolve_device
 from . import kernel
-from .tensors import MAX_ROWS, floor_of, split_keys, tensor_of, vectors_on
+from .tensors import MAX_ROWS, split_keys, tensor_of, threshold_of, vectors_on
 
 MEMORY = 1 << 30
 """Default bytes of working memory of a search."""
@@ -61,9 +61,9 @@ def to_gpu(source: Any, device: str | int = 0, *, memory: int = MEMORY) -> Devic
         DataError: the index is empty or invalid.
         UsageError: an option out of range.
     """
-    place = resolve_device(f"cuda:{device}" if isinstance(device, int) else device)
+    torch_device = resolve_device(f"cuda:{device}" if isinstance(device, int) else device)
     index = source if isinstance(source, Index) else open_index(source)
-    return DeviceIndex(index, place, memory)
+    return DeviceIndex(index, torch_device, memory)
 
 
 class DeviceIndex(Closing):
@@ -132,7 +132,7 @@ class DeviceIndex(Closing):
             nodes.append((parts, stops - parts, column[parts], inner))
             begins, ends = parts[inner], stops[inner]
         self._roots = len(nodes[0][0])
-        self._lists = tuple(torch.cat(part) for part in zip(*nodes, strict=True))
+        self._lists = tuple(torch.cat(level_tensors) for level_tensors in zip(*nodes, strict=True))
 
     def search(
         self,
@@ -160,21 +160,24 @@ class DeviceIndex(Closing):
                 f"k = {k:,} needs {k * _RESULT:,} bytes of working memory, {self.memory:,} are allowed: raise memory"
             )
         if self._host is not None:
-            of_host = self._host.search(queries.numpy(), k, allow=allow, deny=deny, threads=threads)
-            D, found = (tensor_of(part) for part in of_host)
-        else:
-            held = self._passing(allow, deny)
-            there = min(k, len(held._members))
-            blocks = self._blocks(len(queries), 2 * k)
-            parts = [self._read(held._best(queries, block, there)) for block in blocks]
-            D, found = (
-                part[0] if len(part) == 1 else torch.cat(part) for part in zip(*parts, strict=True)
+            host_results = self._host.search(
+                queries.numpy(), k, allow=allow, deny=deny, threads=threads
             )
-        beyond = 0, k - D.shape[1]
-        if beyond[1]:
-            D = torch.nn.functional.pad(D, beyond, value=-torch.inf)
-            found = torch.nn.functional.pad(found, beyond, value=-1)
-        return _like(xq, D), _like(xq, found)
+            D, ids = (tensor_of(array) for array in host_results)
+        else:
+            passing = self._passing(allow, deny)
+            count = min(k, len(passing._members))
+            blocks = self._blocks(len(queries), 2 * k)
+            results = [self._read(passing._best(queries, block, count)) for block in blocks]
+            D, ids = (
+                tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+                for tensors in zip(*results, strict=True)
+            )
+        padding = 0, k - D.shape[1]
+        if padding[1]:
+            D = torch.nn.functional.pad(D, padding, value=-torch.inf)
+            ids = torch.nn.functional.pad(ids, padding, value=-1)
+        return _like(xq, D), _like(xq, ids)
 
     def range_search(
         self,
@@ -192,25 +195,25 @@ class DeviceIndex(Closing):
         min_score = check_min_score(min_score, limit)
         queries = vectors_on(xq, self.width, self.device)
         if self._host is not None:
-            of_host = self._host.range_search(
+            host_results = self._host.range_search(
                 queries.numpy(), min_score, allow=allow, deny=deny, limit=limit
             )
-            lims, D, found = (_like(xq, tensor_of(part)) for part in of_host)
-            return lims, D, found
-        held = self._passing(allow, deny)
-        floors = torch.full((len(queries),), floor_of(min_score), device=self.device)
+            lims, D, ids = (_like(xq, tensor_of(array)) for array in host_results)
+            return lims, D, ids
+        passing = self._passing(allow, deny)
+        thresholds = torch.full((len(queries),), threshold_of(min_score), device=self.device)
         lims = torch.zeros(len(queries) + 1, dtype=torch.int64, device=self.device)
         results: list[Tensor] = []
         for block in self._blocks(len(queries), 1):
-            own, keys = held._beyond(
-                queries, block, floors[block], limit - sum(len(part) for part in results)
+            block_lims, keys = passing._beyond(
+                queries, block, thresholds[block], limit - sum(len(keys) for keys in results)
             )
             if keys is None:
                 raise too_many(min_score, limit)
-            lims[block.start + 1 : block.stop + 1] = own[1:] + lims[block.start]
+            lims[block.start + 1 : block.stop + 1] = block_lims[1:] + lims[block.start]
             results.append(keys)
-        D, found = self._read(torch.cat(results))
-        return _like(xq, lims), _like(xq, D), _like(xq, found)
+        D, ids = self._read(torch.cat(results))
+        return _like(xq, lims), _like(xq, D), _like(xq, ids)
 
     def _passing(self, allow: IdList | None, deny: IdList | None) -> DeviceIndex:
         """Return an index of the items that pass."""
@@ -221,17 +224,17 @@ class DeviceIndex(Closing):
             return self
         is_listed = np.isin(self._item_ids, id_list(listed, "allow" if deny is None else "deny"))
         mask = tensor_of(is_listed if deny is None else ~is_listed).to(self.device)
-        return self._part(mask[self._members].nonzero()[:, 0])
+        return self._subset(mask[self._members].nonzero()[:, 0])
 
-    def _part(self, places: Tensor) -> DeviceIndex:
-        part = copy.copy(self)
-        part._arrange(self._columns[:, places], self._members[places])
-        return part
+    def _subset(self, positions: Tensor) -> DeviceIndex:
+        subset = copy.copy(self)
+        subset._arrange(self._columns[:, positions], self._members[positions])
+        return subset
 
     def _blocks(self, queries: int, k: int) -> Iterator[slice]:
         """Rows of queries with ``k`` results each within the memory."""
-        each = _RESULT * k + 4 * kernel.scratch_of(*self.codebooks.shape[:2])
-        step = max(1, min(_BLOCK, self.memory // each))
+        bytes_per_query = _RESULT * k + 4 * kernel.scratch_of(*self.codebooks.shape[:2])
+        step = max(1, min(_BLOCK, self.memory // bytes_per_query))
         for start in range(0, queries, step):
             yield slice(start, min(queries, start + step))
 
@@ -245,17 +248,17 @@ class DeviceIndex(Closing):
             return torch.empty((q, 0), dtype=torch.int64, device=self.device)
         best = torch.empty((q, k), dtype=torch.int64, device=self.device)
         step = -(-n // min(_SAMPLE, 600 * n // k))
-        sample = self._part(torch.arange(0, n, step, device=self.device))
+        sample = self._subset(torch.arange(0, n, step, device=self.device))
         share = k * len(sample._members) / n  # of the k best, in the sample
         rank = math.ceil(share + 4 * math.sqrt(share) + 3)
-        left = torch.arange(q, device=self.device)
-        while len(left):
-            own = queries[block][left]
-            every = slice(0, len(left))
-            floors = torch.full_like(left, torch.iinfo(torch.int64).min)
+        remaining = torch.arange(q, device=self.device)
+        while len(remaining):
+            remaining_queries = queries[block][remaining]
+            all_rows = slice(0, len(remaining))
+            thresholds = torch.full_like(remaining, torch.iinfo(torch.int64).min)
             if rank <= len(sample._members):
-                floors = sample._best(own, every, rank)[:, -1] - 1
-            counts = self._launch(own, every, 0, floors).sum(dim=1)
+                thresholds = sample._best(remaining_queries, all_rows, rank)[:, -1] - 1
+            counts = self._launch(remaining_queries, all_rows, 0, thresholds).sum(dim=1)
             enough = counts >= k
             assert rank <= len(sample._members) or bool(
                 enough.all()
@@ -265,19 +268,21 @@ class DeviceIndex(Closing):
             start = 0
             for size in torch.unique_consecutive(together, return_counts=True)[1].tolist():
                 run = slice(start, start + size)
-                lims, keys = self._beyond(own, run, floors[run])
+                lims, keys = self._beyond(remaining_queries, run, thresholds[run])
                 assert keys is not None
                 first = lims[:-1][enough[run], None]
-                best[left[run][enough[run]]] = keys[first + torch.arange(k, device=self.device)]
+                best[remaining[run][enough[run]]] = keys[
+                    first + torch.arange(k, device=self.device)
+                ]
                 start += size
-            left, rank = left[~enough], 4 * rank
+            remaining, rank = remaining[~enough], 4 * rank
         return best
 
     def _beyond(
-        self, queries: Tensor, block: slice, floors: Tensor, limit: int | None = None
+        self, queries: Tensor, block: slice, thresholds: Tensor, limit: int | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Where the keys of each query of a block begin, int64 [q + 1], and all that exceed its floor, falling; none if over the limit."""
-        counts = self._launch(queries, block, 0, floors)
+        """Where the keys of each query of a block begin, int64 [q + 1], and all that exceed its threshold, falling; none if over the limit."""
+        counts = self._launch(queries, block, 0, thresholds)
         ends = torch.nn.functional.pad(counts.flatten().cumsum(0), (1, 0))
         lims = ends[:: counts.shape[1]]
         total = int(ends[-1])
@@ -285,7 +290,7 @@ class DeviceIndex(Closing):
             return lims, None
         keys = torch.empty(total, dtype=torch.int64, device=self.device)
         if total:
-            self._launch(queries, block, 0, floors, ends, keys)
+            self._launch(queries, block, 0, thresholds, ends, keys)
         keys, order = keys.sort(descending=True)
         rows = torch.repeat_interleave(lims.diff(), output_size=total)[order]
         return lims, keys[rows.argsort(stable=True)]
@@ -295,13 +300,13 @@ class DeviceIndex(Closing):
         queries: Tensor,
         block: slice,
         k: int,
-        floors: Tensor | None = None,
+        thresholds: Tensor | None = None,
         ends: Tensor | None = None,
         keys: Tensor | None = None,
     ) -> Tensor:
         """Run the kernel for a block of queries: give the best k <= :data:`.kernel.MOST` keys, int64 [q, k].
 
-        Without k, give the numbers of keys beyond the floors, int64 [q, parts]; or write such keys where they end, one query and part
+        Without k, give the numbers of keys beyond the thresholds, int64 [q, parts]; or write such keys where they end, one query and part
         after the other.
 
         Raises:
@@ -311,30 +316,30 @@ class DeviceIndex(Closing):
         M, K, d = self.codebooks.shape
         scratch = kernel.scratch_of(M, K)
         parts = max(1, min(_PARTS, _GRID // q, self.memory // (q * (8 * (k or 1) + 4 * scratch))))
-        none = torch.empty(0, dtype=torch.int64, device=self.device)  # a null pointer
-        found = torch.empty((q, parts, k or 1), dtype=torch.int64, device=self.device)
-        out = (found, none) if k else (none if keys is None else keys, found)
-        if floors is None:
-            floors = torch.full((q,), torch.iinfo(torch.int64).min, device=self.device)
+        null = torch.empty(0, dtype=torch.int64, device=self.device)  # a null pointer
+        output = torch.empty((q, parts, k or 1), dtype=torch.int64, device=self.device)
+        out = (output, null) if k else (null if keys is None else keys, output)
+        if thresholds is None:
+            thresholds = torch.full((q,), torch.iinfo(torch.int64).min, device=self.device)
         overflows = torch.empty((q, parts), dtype=torch.int32, device=self.device)
         tables = torch.empty(q * parts * scratch, dtype=torch.float32, device=self.device)
         codes = self._columns, float(self._columns.stride(0)), self._members
         lists = *self._lists, self._roots, parts
         # Not earlier: a new thread has the GPU's context once it has used it.
         run = kernel.compiled(M, K, d, self.device)
-        ends = none if ends is None else ends
+        ends = null if ends is None else ends
         run(
             q * parts,
-            [queries[block], self._Z, *codes, tables, *lists, k, floors, ends, *out, overflows],
+            [queries[block], self._Z, *codes, tables, *lists, k, thresholds, ends, *out, overflows],
         )
         if bool(overflows.any()):
             bad = overflows[:, 0].nonzero()[:, 0]
             finite = bool(queries[block][bad].isfinite().all())
-            what = "values too large for float32 scores" if finite else "NaN or infinity"
-            raise DataError(f"queries: {what} in {named_rows((bad + block.start).cpu().numpy())}")
+            fault = "values too large for float32 scores" if finite else "NaN or infinity"
+            raise DataError(f"queries: {fault} in {named_rows((bad + block.start).cpu().numpy())}")
         if not k:
-            return found[:, :, 0]
-        return found[:, 0] if parts == 1 else found.reshape(q, parts * k).topk(k).values
+            return output[:, :, 0]
+        return output[:, 0] if parts == 1 else output.reshape(q, parts * k).topk(k).values
 
     def _read(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         scores, positions = split_keys(keys)

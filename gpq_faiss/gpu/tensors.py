@@ -48,7 +48,7 @@ def vectors_on(x: ArrayLike | Tensor, D: int, device: torch.device) -> Tensor:
     return x.detach().float().contiguous()
 
 
-def floor_of(score: float) -> int:
+def threshold_of(score: float) -> int:
     """The key that those of items with at least this score exceed."""
     bits = int(np.float32(score + 0.0).view(np.int32))  # + 0.0 turns -0.0 into 0.0
     return (bits ^ ((bits >> 31) & _FLIP)) * _SHIFT - 1

@@ -18,8 +18,8 @@ Variant = Literal["paper", "code"]
 
 def cross_entropy(log_p: Tensor, targets: Tensor) -> Tensor:
     """Cross entropy of float [B, C], a scalar: the mean over rows of ``targets`` that sum to 1; zero rows are ignored."""
-    known = (targets > 0).any(dim=1).sum()
-    return -(targets * log_p).sum() / known.clamp_min(1)
+    labelled_rows = (targets > 0).any(dim=1).sum()
+    return -(targets * log_p).sum() / labelled_rows.clamp_min(1)
 
 
 def shares(labels: Tensor, like: Tensor) -> Tensor:

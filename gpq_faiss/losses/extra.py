@@ -36,8 +36,8 @@ class ExtraLosses(nn.Module):
         Raises:
             UsageError: a loss does not return a scalar.
         """
-        for name, part in self.parts.items():
-            value = part(x, y)
+        for name, loss in self.parts.items():
+            value = loss(x, y)
             if not isinstance(value, Tensor) or value.numel() != 1:
                 raise UsageError(f"loss '{name}' does not return a scalar tensor")
             losses[name] = value.reshape(())
@@ -48,13 +48,13 @@ class ExtraLosses(nn.Module):
 def _make(name: str) -> nn.Module:
     plugin = find_plugin("losses", name, _OWN)
     if plugin is None:
-        known = ", ".join(plugin_names("losses", _OWN)) or "none"
+        names = ", ".join(plugin_names("losses", _OWN)) or "none"
         raise UsageError(
-            f"loss.extra.{name}: no package has a loss of that name (installed: {known})"
+            f"loss.extra.{name}: no package has a loss of that name (installed: {names})"
         )
     make = plugin.load()
     with plugin.running("be made"):
-        made = make()
-        if not isinstance(made, nn.Module):
-            raise TypeError(f"a {type(made).__name__}: a class of torch.nn.Module is needed")
-        return made
+        loss = make()
+        if not isinstance(loss, nn.Module):
+            raise TypeError(f"a {type(loss).__name__}: a class of torch.nn.Module is needed")
+        return loss

@@ -22,10 +22,10 @@ def soft_npair(scores: Tensor, p: Tensor, r: Tensor) -> Tensor:
     target = p.to(scores.dtype) @ r.to(scores.dtype).T
     # A finite floor, not -inf: 0 * -inf would be NaN. Masks instead of indexing avoid GPU synchronisation.
     logits = scores.masked_fill(~(r > 0).any(dim=1), torch.finfo(scores.dtype).min / 2)
-    whole = target.sum(dim=1, keepdim=True)
-    known = whole > 0
-    target = target / torch.where(known, whole, torch.ones_like(whole))
-    return -(target * logits.log_softmax(dim=1)).sum() / known.sum().clamp_min(1)
+    row_sums = target.sum(dim=1, keepdim=True)
+    has_match = row_sums > 0
+    target = target / torch.where(has_match, row_sums, torch.ones_like(row_sums))
+    return -(target * logits.log_softmax(dim=1)).sum() / has_match.sum().clamp_min(1)
 
 
 def npair(x: Tensor, q: Tensor, labels: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ def label_pairs(labels: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
     """Pairs of labelled rows, bool [B, B], of multi-hot labels [B, C]: different rows that share a label, and rows that share none;
     computed with dtype and device of ``like``."""
     y = multihot(labels, like)
-    known = y.any(dim=1)
+    labelled = y.any(dim=1)
     shared = y @ y.T > 0
     positive = shared & ~torch.eye(len(y), dtype=torch.bool, device=y.device)
-    return positive, ~shared & known & known[:, None]
+    return positive, ~shared & labelled & labelled[:, None]

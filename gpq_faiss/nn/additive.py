@@ -22,15 +22,17 @@ BEAM = 8
 
 def assign(targets: Tensor, codewords: Tensor, beam: int = BEAM) -> Tensor:
     """Codes int64 [B, M] whose sums of codewords [M, K, E] approximate the targets [B, E]; of ``beam`` partial sums kept."""
-    left = targets.unsqueeze(1)
+    residual = targets.unsqueeze(1)
     chosen = _none(targets)
     for m, words in enumerate(codewords):
         # |left - codeword|² for every partial sum and codeword: float [B, beam, K].
         distance = (
-            left.square().sum(dim=2, keepdim=True) - 2 * left @ words.T + words.square().sum(dim=1)
+            residual.square().sum(dim=2, keepdim=True)
+            - 2 * residual @ words.T
+            + words.square().sum(dim=1)
         )
         _, parent, word, chosen = _best(distance, chosen, beam if m < len(codewords) - 1 else 1)
-        left = left.gather(1, parent.expand(-1, -1, left.shape[2])) - words[word]
+        residual = residual.gather(1, parent.expand(-1, -1, residual.shape[2])) - words[word]
     return chosen[:, 0]
 
 

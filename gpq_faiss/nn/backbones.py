@@ -42,9 +42,9 @@ class Normalisation(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalised items, shape as given. Raises UsageError: another shape, or integers."""
         # Shapes and types only: constants for an exporter.
-        wanted = ("B", 3, "S", "S") if self.mean.ndim == 4 else ("B", len(self.mean))
-        if x.ndim != len(wanted) or x.shape[1] != wanted[1] or not x.is_floating_point():
-            shape = ", ".join(map(str, wanted))
+        expected = ("B", 3, "S", "S") if self.mean.ndim == 4 else ("B", len(self.mean))
+        if x.ndim != len(expected) or x.shape[1] != expected[1] or not x.is_floating_point():
+            shape = ", ".join(map(str, expected))
             raise UsageError(f"an input of {x.dtype} {list(x.shape)}: float [{shape}] is needed")
         return (x - self.mean) / self.std
 
@@ -282,7 +282,7 @@ def _timm(spec: BackboneSpec, pretrained: bool) -> Trunk:
         return model
 
     try:
-        made = Trunk(spec, make)
+        backbone = Trunk(spec, make)
     except Exception as error:  # hub, http and timm errors have no common base
         wrong = (
             f"cannot make timm's model '{name}' for {spec.image_size} pixels ({one_line(error)})"
@@ -292,11 +292,11 @@ def _timm(spec: BackboneSpec, pretrained: bool) -> Trunk:
         raise DataError(
             f"{wrong}: set network.weights to the path of its weights, or to none"
         ) from error
-    config = getattr(made.trunk, "pretrained_cfg", {})
-    made.input = Normalisation(
+    config = getattr(backbone.trunk, "pretrained_cfg", {})
+    backbone.input = Normalisation(
         0, config.get("mean", IMAGENET_MEAN), config.get("std", IMAGENET_STD)
     )
-    return made
+    return backbone
 
 
 def backbone_plugin(name: str) -> Plugin | None:
@@ -322,8 +322,8 @@ def build_backbone(
     name, plugin = spec.name, backbone_plugin(spec.name)
     of_timm, perceptron = name.startswith("timm/"), name in ("mlp", "linear")
     if plugin is None and name not in BACKBONES and not of_timm:
-        known = ", ".join([*BACKBONES, "timm/NAME", *plugin_names("backbones", BACKBONES)])
-        raise UsageError(f"no backbone '{name}': choose one of {known}")
+        names = ", ".join([*BACKBONES, "timm/NAME", *plugin_names("backbones", BACKBONES)])
+        raise UsageError(f"no backbone '{name}': choose one of {names}")
     if spec.kind == "features" and plugin is None and not perceptron:
         raise UsageError(
             f"backbone {name} takes images, but the data are features: choose mlp or linear"

@@ -108,7 +108,7 @@ def gpu_memory(remedy: str) -> Iterator[None]:
         raise DeviceError(f"out of memory on the GPU: {remedy}") from None
 
 
-def image_batch(most: int, image_size: int) -> int:
-    """Images per batch: ``most`` up to 64 pixels per side, beyond that the same number of pixels (at least 16 images), which limits
+def image_batch(batch_size: int, image_size: int) -> int:
+    """Images per batch: ``batch_size`` up to 64 pixels per side, beyond that the same number of pixels (at least 16 images), which limits
     memory."""
-    return max(min(16, most), min(most, most * 64**2 // max(1, image_size) ** 2))
+    return max(min(16, batch_size), min(batch_size, batch_size * 64**2 // max(1, image_size) ** 2))

@@ -40,26 +40,26 @@ class SubspaceHeads(nn.Module):
         )
         self.bias = nn.Parameter(torch.zeros(M, 1, hidden))
         self.out = nn.Parameter(torch.randn(M, hidden, d, generator=generator) / hidden**0.5)
-        self.kept = max(1, round(hidden * (1 - dropout)))
+        self.active = max(1, round(hidden * (1 - dropout)))
 
     def forward(self, x: Tensor) -> Tensor:
         """Trunk features float [B, in_width] to raw sub-vectors [B, M·d]."""
-        each, (M, W, hidden) = x.unsqueeze(0), self.into.shape
+        inputs, (M, W, hidden) = x.unsqueeze(0), self.into.shape
         into: Tensor = self.into
         bias: Tensor = self.bias
         out: Tensor = self.out
         if self.training and self.noise:
             noise = torch.randn(M, *x.shape, device=x.device, dtype=x.dtype)
-            each = torch.add(each, noise, alpha=self.noise)
-        if self.training and self.kept < hidden:
-            kept = torch.rand(M, hidden, device=x.device).argsort(dim=1)[:, : self.kept]
-            into = into.gather(2, kept[:, None].expand(-1, W, -1))
-            bias = bias.gather(2, kept[:, None])
-            out = out.gather(1, kept[:, :, None].expand(-1, -1, out.shape[2])) * (
-                hidden / self.kept
+            inputs = torch.add(inputs, noise, alpha=self.noise)
+        if self.training and self.active < hidden:
+            units = torch.rand(M, hidden, device=x.device).argsort(dim=1)[:, : self.active]
+            into = into.gather(2, units[:, None].expand(-1, W, -1))
+            bias = bias.gather(2, units[:, None])
+            out = out.gather(1, units[:, :, None].expand(-1, -1, out.shape[2])) * (
+                hidden / self.active
             )
         return (
-            torch.matmul(torch.matmul(each, into).add_(bias).relu_(), out)
+            torch.matmul(torch.matmul(inputs, into).add_(bias).relu_(), out)
             .transpose(0, 1)
             .flatten(1)
         )

@@ -39,12 +39,14 @@ def imagenet_state() -> dict[str, Tensor]:
         Exception
     ) as error:  # urllib, ssl, socket, OSError, a bad hash: all mean the same to the user
         name = weights.url.rsplit("/", 1)[-1]
-        place = Path(torch.hub.get_dir()) / "checkpoints" / name
-        what = (
-            f"{place} is damaged" if place.exists() else f"cannot download {name} to {place.parent}"
+        destination = Path(torch.hub.get_dir()) / "checkpoints" / name
+        problem = (
+            f"{destination} is damaged"
+            if destination.exists()
+            else f"cannot download {name} to {destination.parent}"
         )
         raise DataError(
-            f"{what} ({one_line(error)}): delete a damaged file, or download {weights.url} elsewhere and set network.weights to "
+            f"{problem} ({one_line(error)}): delete a damaged file, or download {weights.url} elsewhere and set network.weights to "
             "its path, or to none"
         ) from error
     finally:
@@ -84,21 +86,21 @@ def load_into(module: nn.Module, state: Mapping[str, Tensor], source: str) -> No
     Raises:
         DataError: a tensor is missing, has another shape or is not finite; the module is then unchanged.
     """
-    own = module.state_dict()
+    current = module.state_dict()
     needed = [
-        k for k in own if not k.startswith(_OPTIONAL) and not k.endswith("num_batches_tracked")
+        k for k in current if not k.startswith(_OPTIONAL) and not k.endswith("num_batches_tracked")
     ]
-    needed = needed or list(own)
+    needed = needed or list(current)
     ends = (needed[0], needed[0].removeprefix("trunk."))
     prefixes = [name.removesuffix(end) for end in ends for name in state if name.endswith(end)]
     spellings = [
-        {k: prefix + k.removeprefix(cut) for k in own}
+        {k: prefix + k.removeprefix(cut) for k in current}
         for prefix in ("", *prefixes)
         for cut in ("", "trunk.")
     ]
     names = max(spellings, key=lambda spelling: sum(name in state for name in spelling.values()))
-    found: dict[str, Tensor] = {}
-    for key, target in own.items():
+    loaded: dict[str, Tensor] = {}
+    for key, target in current.items():
         tensor, wrong = state.get(names[key]), ""
         if tensor is None:
             wrong = "is missing"
@@ -107,11 +109,11 @@ def load_into(module: nn.Module, state: Mapping[str, Tensor], source: str) -> No
         elif tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             wrong = "holds NaN or infinity"
         else:
-            found[key] = tensor
+            loaded[key] = tensor
         if wrong and key in needed:
             raise DataError(
                 f"{source}: tensor '{names[key]}' {wrong}: give the weights of this backbone, or set the network.backbone of these"
             )
         if wrong:
             log.info("%s: '%s' %s, left as initialised", source, names[key], wrong)
-    module.load_state_dict({**own, **found})
+    module.load_state_dict({**current, **loaded})

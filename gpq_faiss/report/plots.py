@@ -98,21 +98,21 @@ def plot_curves(
         axes = figure.add_subplot(xlabel=x, ylabel=y, title=title)
         ticks: set[float] = set()
         for i, (name, values) in enumerate(curves.items()):
-            across, up, *errors = (np.asarray(each, np.float64) for each in values)
+            x_values, y_values, *errors = (np.asarray(column, np.float64) for column in values)
             axes.errorbar(
-                across,
-                up,
+                x_values,
+                y_values,
                 yerr=errors[0] if errors and errors[0].any() else None,
                 color=COLOURS[i % len(COLOURS)],
                 linestyle=_DASHES[i // len(COLOURS) % len(_DASHES)],
                 linewidth=1.7,
-                marker=_MARKERS[i % len(_MARKERS)] if len(across) <= 15 else None,
-                markersize=6 if len(across) == 1 else 4,
+                marker=_MARKERS[i % len(_MARKERS)] if len(x_values) <= 15 else None,
+                markersize=6 if len(x_values) == 1 else 4,
                 capsize=3,
                 elinewidth=1,
                 label=name,
             )
-            ticks |= set(across.tolist()) if errors else set()
+            ticks |= set(x_values.tolist()) if errors else set()
         if ticks:
             axes.set_xticks(sorted(ticks))
         if log_x:

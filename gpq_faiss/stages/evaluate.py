@@ -392,12 +392,12 @@ class Evaluation(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the evaluation for JSON; the figures at the top level are those of the model."""
-        (_, model), *others = self.measured.items()
+        (_, model), *compared = self.measured.items()
         stated = ("method", "protocol", "split_hash", "data", "device")
         return {
             **model.to_dict(),
             **{name: getattr(self, name) for name in stated},
-            "compared": {name: row.to_dict() for name, row in others},
+            "compared": {name: row.to_dict() for name, row in compared},
             "notes": list(self.notes),
             "versions": versions("numpy", "python"),
         }

@@ -200,9 +200,9 @@ def _write_names(out: Path, sources: Sequence[_Source], crc: int, names: bool) -
     data = {source.data_fingerprint for source in named}
     changes, number = contained.pop() if len(contained) == 1 else ("", 0)
     ntotal = sum(source.ntotal for source in sources)
-    about = About(ntotal, crc, data.pop() if len(data) == 1 else "", changes, number)
+    header = About(ntotal, crc, data.pop() if len(data) == 1 else "", changes, number)
     with stage("writing names"), atomic_path(items_path(out)) as temporary:
-        write_items(temporary, (row for source in named for row in source.rows()), about)
+        write_items(temporary, (row for source in named for row in source.rows()), header)
 
 
 def _say_what_is_lost(kind: Kind, out: Path) -> None:
