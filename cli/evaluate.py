@@ -14,16 +14,16 @@ from . import options as common
 @click.command(
     help=f"""Measure a model on labelled DATA: mAP, precision and recall at k, neighbour recall.
 
-Queries and database are those of the training split. mAP is over the full ranking, with the expected
-value over random order within ties (gpq.evaluate in Python has other orders). NN10@100 is the share of a
-query's ten nearest items by features that are among its first 100 results. Networks run on --device,
-rankings on the CPU.
+Queries and database are those of the training split. mAP is over the full ranking, with the
+expected value over random order within ties (gpq.evaluate in Python has other orders). NN10@100 is
+the share of a query's ten nearest items by features that are among its first 100 results. Networks
+run on --device, rankings on the CPU.
 
 MODEL is a model folder; with --codes it may be the network in ONNX (gpq export-encoder), which runs
 without torch. The database is then that file, and all labelled items of DATA are the queries.
 
---compare adds rows to the table: methods, which are fitted on the same items, and models trained on the
-same split. A model's row has the name of its method and its preset.
+--compare adds rows to the table: methods, which are fitted on the same items, and models trained on
+the same split. A model's row has the name of its method and its preset.
 
 \b
 Examples:
@@ -57,8 +57,8 @@ Examples:
     type=click.Choice(["relevant", "relevant-in-top-k", "min(k, relevant)"]),
     default="relevant",
     show_default=True,
-    help="Divisor of mAP@k: all relevant items, those in the top k (usual in papers on hashing), or "
-    "min(k, relevant).",
+    help="Divisor of mAP@k: all relevant items, those in the top k (usual in papers on hashing), "
+    "or min(k, relevant).",
 )
 @common.format_option("json", "markdown", "csv", "latex")
 @click.option("--out", metavar="FILE", help="Write to this file instead of the terminal.")

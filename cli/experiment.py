@@ -91,12 +91,14 @@ def _parse_key(name: str, text: str | None) -> Any:
 @experiment.command(
     help=f"""Make the runs of GRID on DATA that are missing in the folder --out.
 
-GRID is table2, table3, ablation, neighbours, sensitivity, tsne or voronoi, or a TOML file. Finished runs are skipped,
-interrupted ones are resumed, and a failed run does not stop the others (the exit code is then 1).
+GRID is table2, table3, ablation, neighbours, sensitivity, tsne or voronoi, or a TOML file. Finished
+runs are skipped, interrupted ones are resumed, and a failed run does not stop the others (the exit
+code is then 1).
 
 \b
 Examples:
-  gpq experiment run table2 digits --labelled 20-per-class --methods gpq,pq,itq --bits 24 --seeds 0 --out digits
+  gpq experiment run table2 digits --labelled 20-per-class --methods gpq,pq,itq \
+--bits 24 --seeds 0 --out digits
   gpq experiment run table2 features:clip.npy --labels labels.npy --jobs 2 --out table2
   gpq experiment run mine.toml cifar10 --device cuda --out mine
 
@@ -142,7 +144,8 @@ def run(grid: str, data: str, changes: tuple[str, ...], **options: Any) -> None:
 @experiment.command(
     help="""Tables and pictures of the runs in FOLDER, which is what gpq experiment run wrote.
 
-The first table is what the experiment is about: mAP by method and length, mean and deviation over the seeds that are done.
+The first table is what the experiment is about: mAP by method and length, mean and deviation over
+the seeds that are done.
 
 \b
 Examples:

@@ -18,8 +18,8 @@ def info(path: str, format_: str) -> None:
     """Describe and verify a file or folder: shapes, sizes, fingerprints, versions.
 
     PATH is a model folder, an unfinished run, features.h5, codes.h5, a split, an index, an exported
-    encoder (.onnx, .pt2), or arrays (.npy, .npz). Of an index, the changes that a service has made beside
-    it are counted.
+    encoder (.onnx, .pt2), or arrays (.npy, .npz). Of an index, the changes that a service has made
+    beside it are counted.
 
     \b
     Examples:

@@ -19,7 +19,8 @@ from gpq_faiss.training.launch import launched
 from .options import check_apart
 from .progress import shown
 
-# In the order of the path; the module of each is imported when its command is used, so that --help does not wait for torch.
+# In the order of use. The module of a command is imported when the command is called, so that
+# --help does not wait for torch.
 COMMANDS = (
     *(
         "train",
@@ -35,8 +36,9 @@ COMMANDS = (
     *("experiment", "info"),
 )
 
-# Read when OpenMP and OpenBLAS are loaded, with torch and Faiss: threads that wait sleep. By default they spin, and beside another busy
-# process each wait takes the rest of a time slice. What the user has set goes first.
+# OpenMP and OpenBLAS read these when torch and Faiss load them: waiting threads sleep. By default
+# they spin, and if another process is busy, each wait takes the rest of a time slice. Values set by
+# the user have priority.
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "OPENBLAS_THREAD_TIMEOUT": "4"}
 
 
@@ -69,7 +71,8 @@ def loud(command: click.Command) -> click.Command:
             raise UsageError(
                 f"'{ctx.command_path}' is made for one process: start it without torchrun"
             )
-        # No work goes on without a word, whether or not it has stages of its own. A service has no end to wait for.
+        # Every command shows progress, whether or not it has stages of its own; only a service has
+        # no end to wait for.
         command_stage = (
             contextlib.nullcontext() if wrapped.name == "serve" else stage(ctx.command_path)
         )
@@ -154,13 +157,19 @@ class Commands(click.Group):
 
 
 def _say(line: object, path: str = "gpq", *, of_all: bool = False) -> None:
-    """One line on stderr, whatever a foreign file or library put into it; of several processes the first speaks, unless ``of_all``."""
+    """Write one line to stderr, whatever a foreign file or library put into the message.
+
+    Of several processes only the first writes, unless ``of_all``.
+    """
     if of_all or launched().rank == 0:
         click.echo(f"{path}: {' '.join(str(line).split())}", err=True)
 
 
 def _said_by_another(error: GpqError) -> bool:
-    """Whether another process reports the same: the first of all, or for devices the first on this machine."""
+    """Whether another process reports the same error.
+
+    That is the first of all processes, or for errors of devices the first on this machine.
+    """
     launch = launched()
     of_device = isinstance(error, DeviceError) and launch.local_rank > 0
     return of_device or (launch.rank > 0 and isinstance(error, UsageError | ProcessError))
@@ -178,7 +187,10 @@ _NO_MEMORY = (
 
 
 def _lacks_memory(error: BaseException | None) -> bool:
-    """Whether an error or its causes say so: Python's, the system's, torch's, or the loader's of libraries."""
+    """Whether an error or one of its causes says that memory is exhausted.
+
+    Python, the system, torch and the loader of libraries each say so in their own words.
+    """
     while error is not None:
         if isinstance(error, MemoryError) or any(
             phrase in str(error).lower() for phrase in _NO_MEMORY
@@ -192,12 +204,16 @@ def _end(error: Exception) -> str:
     """The line on an error of the machine or of the installation; what is a bug is raised again."""
     if _lacks_memory(error):
         return (
-            f"out of memory ({one_line(error)}): end other programs, or lower --memory, --batch-size, training.batch_labelled "
-            "and batch_unlabelled, or use another --device or machine"
+            f"out of memory ({one_line(error)}): end other programs, or lower --memory, "
+            "--batch-size, training.batch_labelled and batch_unlabelled, or use another --device "
+            "or machine"
         )
     package = ((error.name if isinstance(error, ImportError) else None) or "").partition(".")[0]
     if package not in ("", "gpq_faiss", "gpq_cli"):
-        return f"the package {package} is missing or damaged ({one_line(error)}): install gpq-faiss again"
+        return (
+            f"the package {package} is missing or damaged ({one_line(error)}): "
+            "install gpq-faiss again"
+        )
     # What no stage foresaw, a disk that fills up in the middle of a print, say.
     if isinstance(error, OSError):
         return f"{error.filename or 'input or output'}: {error.strerror or error}"
@@ -211,7 +227,8 @@ def _end(error: Exception) -> str:
 )
 @click.version_option(package_name="gpq-faiss")
 def cli() -> None:
-    """Images or embeddings, a few labels and a lot of unlabelled data to 12 to 48-bit codes that Faiss searches.
+    """Images or embeddings, a few labels and a lot of unlabelled data to 12 to 48-bit codes that
+    Faiss searches.
 
     \b
     The path:

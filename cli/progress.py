@@ -1,5 +1,7 @@
-"""What ``gpq`` writes to stderr while it works: its log, above the bars of
-:mod:`gpq_faiss.progress`."""
+"""The output of ``gpq`` on stderr while it works.
+
+It is the log, above the bars of :mod:`gpq_faiss.progress`.
+"""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@
     gpq.index("model", "codes.h5", "index.faiss")
     found = gpq.search("model", "index.faiss", "digits", k=10, rows="0:8")
 
-Each name below is imported when it is first used, so ``import gpq_faiss`` is quick and needs no torch. The stages take
-paths and return a path or a result.
+Each name below is imported when it is first used, so ``import gpq_faiss`` is quick and needs no
+torch. The stages take paths and return a path or a result.
 """
 
 import re

@@ -30,11 +30,15 @@ _LONG = ("search", "search_together", "visit")  # loops of exact search, which t
 
 
 class _Cache(FunctionCache):  # type: ignore[misc]
-    """Compiled code in files. What cannot be read is compiled again, and what cannot be written is not kept."""
+    """A file cache of compiled code that never fails.
+
+    Files that cannot be read are compiled again; code that cannot be written is not kept.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
-        # Numba looks for changes in the file of a loop alone; what the loop calls is compiled with it.
+        # Numba looks for changes in the file of a loop alone; what the loop calls is compiled with
+        # it.
         names = {str(getattr(value, "__module__", "")) for value in function.__globals__.values()}
         ours = sorted(name for name in names if name.partition(".")[0] == __package__)
         sources = [inspect.getsource(sys.modules[name]) for name in ours]
@@ -63,7 +67,11 @@ def options(*, counted: bool) -> dict[str, bool]:
 
 
 def compiled(function: Function, *, counted: bool = True) -> Function:
-    """Compiled on the first call. The result is kept beside its file or in the user's cache folder; nowhere if neither can be written."""
+    """Compile a function on its first call.
+
+    The machine code is cached beside the function's file, or in the user's cache folder; if neither
+    can be written, it is compiled again in every process.
+    """
     dispatcher: Any = cast(Any, numba.njit)(**options(counted=counted))(function)
     with contextlib.suppress(RuntimeError, OSError, AttributeError, TypeError):
         dispatcher._cache = _Cache(function)
@@ -71,8 +79,9 @@ def compiled(function: Function, *, counted: bool = True) -> Function:
 
 
 def inner(function: Function) -> Function:
-    """As :func:`compiled`, for a function that makes no arrays and is called often by one that is compiled.
+    """Compile a function that makes no arrays and is called often by a compiled one.
 
-    It does not count references to its arrays, which its caller holds: threads would wait for each other at the counts.
+    References to its arrays are not counted, since its caller holds them: threads would wait for
+    each other at the counters.
     """
     return compiled(function, counted=False)

@@ -1,7 +1,8 @@
-"""Settings of a training run: a preset, of which a TOML file and then the command line change single fields.
+"""Settings of a training run: a preset, which a TOML file and then the command line may change.
 
-docs/settings.md says what each means. Types and ranges are declared with the fields; pydantic checks them and refuses unknown names.
-The fingerprint covers every field, so that a checkpoint of another configuration is never used by mistake.
+docs/settings.md explains each setting. Types and ranges are declared with the fields; pydantic
+checks them and refuses unknown names. The fingerprint covers every field, so that a checkpoint of
+another configuration is never used by mistake.
 """
 
 from __future__ import annotations
@@ -83,7 +84,11 @@ class LossConfig(_Section):
 
 @dataclass(frozen=True)
 class PosteriorConfig(_Section):
-    """Class networks (``method = "gpq-soft"`` and ``"posterior"``), and class-posterior codes (``"posterior"``). Not in the paper."""
+    """Settings of class networks and of class-posterior codes, which are not in the paper.
+
+    Class networks belong to the methods ``"gpq-soft"`` and ``"posterior"``, class-posterior codes
+    to ``"posterior"``.
+    """
 
     networks: Annotated[int, Ge(1), Le(1024)] = 6
     propagation: Weight = 20.0
@@ -106,7 +111,10 @@ class TrainingConfig(_Section):
 
 @dataclass(frozen=True)
 class Config(_Section):
-    """All settings of one training run. Sections of methods other than ``method`` have no effect."""
+    """All settings of one training run.
+
+    Sections that belong to methods other than ``method`` have no effect.
+    """
 
     preset: str = "paper"
     method: Literal["gpq", "gpq-printed", "gpq-triplet", "gpq-authors", "gpq-soft", "posterior"] = (
@@ -135,28 +143,33 @@ class Config(_Section):
 
     @property
     def dropout(self) -> float:
-        """Of the hidden layers of perceptrons."""
+        """Dropout rate of the hidden layers of perceptrons."""
         return (0.5 if self.class_networks else 0.2) if self.network.noise else 0.0
 
     @property
     def schedule(self) -> Literal["step", "cosine"]:
-        """Of the learning rate: the paper's steps where the network learns without noise, as the paper's does."""
+        """Schedule of the learning rate.
+
+        It is the paper's steps for networks that learn without noise, as the paper's do.
+        """
         return "cosine" if self.network.noise else "step"
 
     @property
     def beta1(self) -> float:
-        """Of Adam."""
+        """β1 of Adam."""
         return 0.9 if self.schedule == "cosine" else 0.5
 
     def fingerprint(self) -> str:
-        """16 hex digits over every field."""
+        """Return 16 hex digits that identify the values of all fields."""
         return fingerprint(json.dumps(to_dict(self), sort_keys=True))
 
     def with_settings(self, changes: Mapping[str, Any]) -> Config:
-        """A copy with ``changes`` (nested as in TOML) applied; names, types and ranges are checked.
+        """Return a copy with ``changes`` (nested as in TOML) applied; names, types and ranges are
+        checked.
 
         Raises:
-            UsageError: an unknown key, or a value of the wrong kind or out of range; the message gives its dotted name.
+            UsageError: an unknown key, or a value of the wrong kind or out of range; the message
+                names the setting (``training.steps``).
 
         Examples:
             >>> preset("recommended").with_settings({"training": {"steps": 400}}).training.steps
@@ -167,7 +180,8 @@ class Config(_Section):
                 f"{changes!r}: settings are nested dicts, as {{'training': {{'steps': 400}}}}"
             )
         try:
-            # Through JSON, where a list becomes a tuple and an object a section, and nothing else is converted.
+            # From JSON, pydantic converts a list to a tuple and an object to a section, and nothing
+            # else.
             return _adapter().validate_json(
                 json.dumps(updated(to_dict(self), changes), default=str)
             )
@@ -187,21 +201,24 @@ _RECOMMENDED = Config(
     quantizer=QuantizerConfig(subdim=18),
     network=NetworkConfig(noise="auto"),
     loss=LossConfig(lambda1=1.0, lambda2=0.0),
-    # Every label is learnt from: with a falling rate there is little to choose among the last steps.
+    # All labels are used for training: with a falling learning rate the last steps hardly differ,
+    # so a validation would have little to choose from.
     training=TrainingConfig("auto", 125, 400, learning_rate=1e-3, validation=0.0),
 )
 
 PRESETS: dict[str, Config] = {
     "paper": Config(),
-    # The recipe of the authors' released code, as far as it is known here; docs/settings.md says what is not. ImageNet weights or an
-    # error: from random weights it would be another recipe under the same name.
+    # The recipe of the authors' released code, as far as it is known here; docs/settings.md says
+    # what is not. ImageNet weights or an error: from random weights it would be another recipe
+    # under the same name.
     "authors": Config(
         preset="authors",
         method="gpq-authors",
         network=NetworkConfig(backbone="vgg", weights="imagenet"),
         training=TrainingConfig(steps=3000, validation=0.0),
     ),
-    # The paper's product codes by the nearest codeword, with the class networks' probabilities as soft targets.
+    # The paper's product codes by the nearest codeword, with the class networks' probabilities as
+    # soft targets.
     "gpq": dataclasses.replace(
         _RECOMMENDED,
         preset="gpq",
@@ -210,7 +227,8 @@ PRESETS: dict[str, Config] = {
         loss=LossConfig(lambda1=1.0, lambda2=0.1),
     ),
     "recommended": _RECOMMENDED,
-    # Half of what is to be found is of classes that no label names: similar features count more than class probabilities.
+    # Half of the items to be found are of classes without any label: similar features count more
+    # than class probabilities.
     "unseen-classes": dataclasses.replace(
         _RECOMMENDED,
         preset="unseen-classes",
@@ -222,7 +240,10 @@ PRESETS: dict[str, Config] = {
 
 
 def preset(name: str) -> Config:
-    """The named preset. Raises UsageError: there is none of that name.
+    """Return the preset of this name.
+
+    Raises:
+        UsageError: there is none of that name.
 
     Examples:
         >>> preset("recommended").method, preset("paper").quantizer.bits
@@ -234,7 +255,10 @@ def preset(name: str) -> Config:
 
 
 def codebooks_for_bits(bits: int, codewords: int = 16) -> int:
-    """M for a code of ``bits`` bits. Raises UsageError: they are not a multiple of ``log2 codewords``.
+    """Return the number M of codebooks of a code of ``bits`` bits.
+
+    Raises:
+        UsageError: ``bits`` is not a multiple of ``log2 codewords``.
 
     Examples:
         >>> codebooks_for_bits(48)
@@ -243,13 +267,14 @@ def codebooks_for_bits(bits: int, codewords: int = 16) -> int:
     per_codebook = codewords.bit_length() - 1
     if bits <= 0 or per_codebook <= 0 or bits % per_codebook:
         raise UsageError(
-            f"{bits} bits do not divide into codebooks of {codewords} codewords ({per_codebook} bits each)"
+            f"{bits} bits do not divide into codebooks of {codewords} codewords "
+            f"({per_codebook} bits each)"
         )
     return bits // per_codebook
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Plain nested dict of a config, ready for JSON."""
+    """Return a config as plain nested dicts, ready for JSON."""
     return dataclasses.asdict(config)
 
 
@@ -259,7 +284,7 @@ def _adapter() -> TypeAdapter[Config]:
 
 
 def updated(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """``values`` with nested ``changes``, in place."""
+    """Apply nested ``changes`` to ``values`` in place, and return ``values``."""
     for key, value in changes.items():
         old = values.get(key)
         values[key] = (
@@ -269,7 +294,7 @@ def updated(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 
 def _message(error: ValidationError) -> str:
-    """One line on the first setting that is wrong: its name, and what it may be."""
+    """Return one line on the first invalid setting: its name, and the values that it may have."""
     errors = error.errors(include_url=False)
     first, location = errors[0], errors[0]["loc"][:2]
     name = ".".join(map(str, location))
@@ -283,8 +308,9 @@ def _message(error: ValidationError) -> str:
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
-    """Nested changes of ``section.key=value`` texts, for :meth:`Config.with_settings`; values as in TOML, or plain text. The last of a
-    name counts.
+    """Parse ``section.key=value`` texts into nested changes for :meth:`Config.with_settings`.
+
+    Values are read as TOML, or else as plain text. If a name is repeated, its last value counts.
 
     Raises:
         UsageError: a text of another form.
@@ -313,7 +339,7 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
 
 
 def from_dict(values: Mapping[str, Any]) -> Config:
-    """The config that :func:`to_dict` wrote; missing keys take the preset's value.
+    """Return the config that :func:`to_dict` wrote; missing keys take the preset's value.
 
     Raises:
         UsageError: a bad value, or a setting that this version does not have.
@@ -322,7 +348,12 @@ def from_dict(values: Mapping[str, Any]) -> Config:
 
 
 def read_toml(path: str | Path, base: Config) -> Config:
-    """Read a run's TOML, which changes its ``preset``, or without one ``base``. Raises DataError: not TOML."""
+    """Read the TOML file of a run, which changes its ``preset``, or ``base`` if it names none.
+
+    Raises:
+        DataError: the file is not TOML.
+        UsageError: a setting is unknown or invalid.
+    """
     values = read_input(Path(path), "the settings of a run (--config)")
     try:
         return (preset(str(values["preset"])) if "preset" in values else base).with_settings(values)
@@ -331,7 +362,11 @@ def read_toml(path: str | Path, base: Config) -> Config:
 
 
 def validate(config: Config) -> Config:
-    """Return ``config`` if all settings are in range and go together. Raises UsageError, naming the setting and its range."""
+    """Return ``config`` if all settings are in range and fit together.
+
+    Raises:
+        UsageError: they are not; the message names the setting and its range.
+    """
     if not isinstance(config, Config):
         raise UsageError(
             f"{config!r} is not a Config: give gpq.preset('recommended'), with .with_settings(...)"
@@ -340,9 +375,15 @@ def validate(config: Config) -> Config:
     method, wrong = config.method, None
     if not config.class_networks:
         if method == "gpq-authors" and config.training.batch_unlabelled == 1:
-            wrong = "training.batch_unlabelled = 1: 0 or at least 2 are needed, as one item has no batch statistics"
+            wrong = (
+                "training.batch_unlabelled = 1: 0 or at least 2 are needed, as one item has no "
+                "batch statistics"
+            )
     elif config.quantizer.subdim < 3:
-        wrong = f"quantizer.subdim = {config.quantizer.subdim}: at least 3 are needed with method = {method}"
+        wrong = (
+            f"quantizer.subdim = {config.quantizer.subdim}: at least 3 are needed with "
+            f"method = {method}"
+        )
     elif not config.loss.lambda1:
         wrong = f"loss.lambda1 = 0: it must be above 0 with method = {method}"
     if wrong:

@@ -53,7 +53,10 @@ _EXTRAS = {
 
 
 def needs(feature: str, missing: ImportError) -> str | None:
-    """One line that names the extra with a package that ``feature`` needs; None if there is none."""
+    """Return one line that names the extra whose packages ``feature`` needs.
+
+    The result is None if the missing package belongs to no extra.
+    """
     package = (missing.name or "").partition(".")[0]
     if package not in _EXTRAS:
         return None
@@ -63,7 +66,11 @@ def needs(feature: str, missing: ImportError) -> str | None:
 
 
 def optional(module: str, remedy: str, error: type[GpqError] = UsageError) -> Any:
-    """A module of an extra. Raises ``error`` with the text ``remedy``: it is not installed."""
+    """Import and return a module of an extra.
+
+    Raises:
+        GpqError: it is not installed: an ``error`` with the text ``remedy``.
+    """
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -71,7 +78,7 @@ def optional(module: str, remedy: str, error: type[GpqError] = UsageError) -> An
 
 
 def unknown(subject: str, name: str, choices: Iterable[str]) -> str:
-    """One line for an unknown name: the nearest known one, or all.
+    """Return one line on an unknown name, with the most similar choice, or all choices.
 
     Examples:
         >>> unknown("setting 'step'", "step", ["steps", "seed"])
@@ -89,5 +96,5 @@ def unknown(subject: str, name: str, choices: Iterable[str]) -> str:
 
 
 def one_line(error: BaseException, limit: int = 160) -> str:
-    """The text of any exception in one short line."""
+    """Return the message of any exception as one short line."""
     return " ".join(str(error).split())[:limit].rstrip(".: ") or type(error).__name__

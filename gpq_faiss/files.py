@@ -2,9 +2,8 @@
 
 An output is made under a temporary name beside its place (``.tmp-RANDOM.NAME``), synced to disk,
 and renamed. The process that makes it holds a lock on it, so that the next command with the same
-output
-removes what a killed process left. Two commands that write one output do not wait for each other:
-the last one wins. Only work that can be resumed has a lock of its own (:func:`unfinished`).
+output removes what a killed process left. Two commands that write one output do not wait for each
+other: the last one wins. Only work that can be resumed has a lock of its own (:func:`unfinished`).
 """
 
 from __future__ import annotations

@@ -23,7 +23,14 @@ _CONTAINER = "/sys/fs/cgroup/memory"
 
 
 def check_file(path: Path, description: str) -> int:
-    """Size in bytes of a file to read. Raises DataError: ``description`` is missing, a folder, not permitted, or a device or pipe."""
+    """Return the size in bytes of a file that is to be read.
+
+    Args:
+        description: the expected content, for messages ("a Parquet file").
+
+    Raises:
+        DataError: the file is missing, a folder, a device or a pipe, or may not be read.
+    """
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -43,8 +50,17 @@ def check_file(path: Path, description: str) -> int:
 
 @contextlib.contextmanager
 def reading(path: Path, description: str) -> Iterator[int]:
-    """The size of a file that is parsed inside; whatever the parser raises becomes a DataError that names it: see :func:`check_file`, or
-    it is not ``description`` ("a Parquet file"). Malformed bytes raise nearly every exception."""
+    """Yield the size of a file that the ``with`` block parses, and name the file in the block's
+    errors.
+
+    Parsers raise nearly every exception on malformed bytes; all become DataErrors.
+
+    Args:
+        description: the expected content, for messages ("a Parquet file").
+
+    Raises:
+        DataError: as :func:`check_file`; or the block failed, so the file is not of this kind.
+    """
     size = check_file(path, description)
     try:
         yield size
@@ -61,12 +77,17 @@ def reading(path: Path, description: str) -> Iterator[int]:
     except Exception as error:
         reason = one_line(error, 100)
         raise DataError(
-            f"{path} is not {description}, or it is empty, truncated or damaged ({reason}): make or copy it again"
+            f"{path} is not {description}, or it is empty, truncated or damaged ({reason}): "
+            "make or copy it again"
         ) from None
 
 
 def read_text(path: Path, description: str) -> str:
-    """A text in UTF-8, or in UTF-16 with its mark, without mark. Raises DataError: see :func:`check_file`, or not such a text."""
+    """Read a text in UTF-8, or in UTF-16 with a byte-order mark, and remove the mark.
+
+    Raises:
+        DataError: as :func:`check_file`; or the file is not such a text.
+    """
     check_memory(4 * check_file(path, description), str(path))
     with reading(path, f"{description} saved as UTF-8"):
         data = path.read_bytes()
@@ -77,7 +98,11 @@ def read_text(path: Path, description: str) -> str:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """``json.loads`` for untrusted texts. Raises ValueError: not JSON, too deep nesting, or an integer of more than 64 bits."""
+    """Parse JSON from untrusted text.
+
+    Raises:
+        ValueError: not JSON, nested too deeply, or an integer of more than 64 bits.
+    """
     try:
         return json.loads(text, parse_int=_whole_number)
     except RecursionError:
@@ -91,7 +116,11 @@ def _whole_number(digits: str) -> int:
 
 
 def read_toml(path: Path, description: str) -> dict[str, Any]:
-    """Read a TOML file. Raises DataError: see :func:`read_text`, or not TOML."""
+    """Read a TOML file.
+
+    Raises:
+        DataError: as :func:`read_text`; or the file is not TOML.
+    """
     text = read_text(path, f"TOML of {description}")
     try:
         table = tomllib.loads(text)
@@ -106,7 +135,10 @@ def read_toml(path: Path, description: str) -> dict[str, Any]:
 
 
 def available_memory() -> int | None:
-    """Bytes that this process may still allocate: free memory, or the limit of a container or ``ulimit``. None: unknown."""
+    """Return the bytes that this process may still allocate; None if unknown.
+
+    The limit is the free memory, or that of a container or ``ulimit``.
+    """
     limits = []
     with contextlib.suppress(OSError, ValueError, KeyError):
         limits.append(_figures("/proc/meminfo")["MemAvailable:"] << 10)
@@ -123,7 +155,7 @@ def available_memory() -> int | None:
 
 
 def _figures(path: str) -> dict[str, int]:
-    """A file of lines of a name and a number."""
+    """Read a file with a name and a number on each line."""
     lines = (line.split() for line in Path(path).read_text(encoding="ascii").splitlines())
     return {line[0]: int(line[1]) for line in lines if len(line) > 1}
 
@@ -134,14 +166,25 @@ def check_memory(
     memory: int | None = None,
     remedy: str = "use a machine with more memory, or make the file smaller",
 ) -> None:
-    """Raises DataError: the bytes that ``subject`` needs are more than the budget ``memory`` (default: :func:`available_memory`)."""
+    """Check that a piece of work fits into memory.
+
+    Args:
+        needed: bytes that it needs.
+        subject: its name in the message.
+        memory: budget in bytes (default: :func:`available_memory`).
+        remedy: advice in the message.
+
+    Raises:
+        DataError: the budget is too small.
+    """
     if memory is None and needed < _SMALL:
         return
     budget = available_memory() if memory is None else memory
     if budget is not None and needed > budget:
         state = "free" if memory is None else "allowed"
         raise DataError(
-            f"{subject}: {_size(needed)} of memory are needed, {_size(budget)} are {state}: {remedy}"
+            f"{subject}: {_size(needed)} of memory are needed, {_size(budget)} are {state}: "
+            f"{remedy}"
         )
 
 
@@ -154,7 +197,10 @@ _BYTES = re.compile(r"\s*(\d*\.?\d+(?:e\+?\d+)?)\s*(?:([kmgt])(i?))?b?\s*", re.I
 
 
 def parse_bytes(text: str | float | np.integer[Any], name: str = "memory") -> int:
-    """``"2GB"``, ``"512 MiB"`` or a number of bytes. Raises UsageError, which names it ``name``: another form, or less than a byte.
+    """Return the number of bytes of ``"2GB"``, ``"512 MiB"`` or a number.
+
+    Raises:
+        UsageError: another form, or less than a byte; the message calls the value ``name``.
 
     Examples:
         >>> parse_bytes("2GB"), parse_bytes("1.5 KiB")

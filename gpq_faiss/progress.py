@@ -1,5 +1,4 @@
-"""Progress of work that may take seconds: a bar of ``tqdm`` on a terminal, lines of the log
-elsewhere."""
+"""Progress of work that may take seconds: ``tqdm`` bars on a terminal, else lines of the log."""
 
 from __future__ import annotations
 

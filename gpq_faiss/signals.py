@@ -49,19 +49,20 @@ def _handling(
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP raise :class:`Terminated`; for programs only, as libraries leave
-    signals to their caller."""
+    """Make SIGTERM and SIGHUP raise :class:`Terminated`.
+
+    This is for programs only; libraries leave signals to their caller.
+    """
     with _handling(_terminate, _ENDING, signal.SIG_DFL):
         yield
 
 
 @contextlib.contextmanager
 def held_signals() -> Iterator[Callable[[], bool]]:
-    """Defer Ctrl-C, SIGTERM and SIGHUP to the end of a ``with`` block; a second Ctrl-C takes effect
-    immediately.
+    """Defer Ctrl-C, SIGTERM and SIGHUP to the end of a ``with`` block.
 
-    Yields a function that says whether there was one. Handlers set by the program, and other
-    threads, are not affected.
+    Yields a function that says whether there was such a signal. A second Ctrl-C takes effect
+    immediately. Handlers set by the program, and other threads, are not affected.
     """
     pending: list[int] = []
 

@@ -1,9 +1,12 @@
-"""Exact search on a GPU: the codes as a tree of lists by their first codewords, for any k, ranges and filters.
+"""Exact search on a GPU, for any k, ranges and filters.
 
-A list of many items is divided by the next column of their codes. A list's bound is its score with the largest entry of every other
-codebook. A block of threads searches for one query (:mod:`.kernel`): the best lists first, and none that cannot hold a result. More results
-than a block keeps are all items beyond the score that the best of a sample reach; a guess that proves too high is lowered. Scores, order
-and ties are those of :mod:`..indexes.index`, bit for bit, for any block and batch. On the device ``cpu`` that index itself searches.
+The codes are a tree of lists by their first codewords: a list of many items is divided by the next
+column of their codes. The bound of a list is its score with the largest entry of every other
+codebook. A block of threads searches for one query (:mod:`.kernel`): it visits the best lists
+first, and none that cannot hold a result. If more results are wanted than a block can keep, all
+items above the score that the best of a sample reach are results; a guess that proves too high is
+lowered. Scores, order and ties are those of :mod:`..indexes.index`, bit for bit, for any block and
+batch. On the device ``cpu`` that index itself searches.
 """
 
 from __future__ import annotations
@@ -48,13 +51,17 @@ _SAMPLE = 1 << 16  # items whose scores say what more than kernel.MOST results r
 
 
 def to_gpu(source: Any, device: str | int = 0, *, memory: int = MEMORY) -> DeviceIndex:
-    """Copy an index to a GPU for exact search, for any K and code length; results are bit-equal to the CPU's.
+    """Copy an index to a GPU for exact search, for any K and code length.
+
+    Results are bit-equal to those of the CPU.
 
     Args:
-        source: an :class:`..indexes.index.Index`, or whatever :func:`..indexes.opening.open_index` opens.
-        device: number of the GPU, or its name (``cuda:0``); ``cpu`` searches on the CPU by the same calls.
-        memory: bytes that a search may use on the device in addition to codes, ids and results. A filter needs more: a copy of what
-            passes, and about 10 bytes for each item.
+        source: an :class:`..indexes.index.Index`, or whatever :func:`..indexes.opening.open_index`
+            opens.
+        device: number of the GPU, or its name (``cuda:0``); ``cpu`` searches on the CPU by the same
+            calls.
+        memory: bytes that a search may use on the device in addition to codes, ids and results. A
+            filter needs more: a copy of the items that pass, and about 10 bytes for each item.
 
     Raises:
         DeviceError: no such GPU (there is no silent fall-back).
@@ -67,7 +74,9 @@ def to_gpu(source: Any, device: str | int = 0, *, memory: int = MEMORY) -> Devic
 
 
 class DeviceIndex(Closing):
-    """A snapshot of an index on a device, created by :func:`to_gpu`. Search is thread-safe. Its memory is freed with the object.
+    """A snapshot of an index on a device, created by :func:`to_gpu`.
+
+    Search is thread-safe. The memory is freed with the object.
 
     Raises:
         DataError, UsageError: more than 2^31 - 1 items, or ``memory`` below 1.
@@ -101,13 +110,19 @@ class DeviceIndex(Closing):
             self._arrange(columns.index_select(1, order), order.int())
 
     def _arrange(self, columns: Tensor, members: Tensor) -> None:
-        """Divide sorted columns, uint8 [T, n], of the items with these row numbers into lists of lists."""
+        """Divide the items with these row numbers into lists of lists.
+
+        Args:
+            columns: sorted columns of their codes, uint8 [T, n].
+            members: row numbers, int32 [n].
+        """
         n = len(members)
         # Rows of a multiple of four bytes: the kernel reads four at once.
         self._columns, self._members = torch.nn.functional.pad(columns, (0, -n % 4))[:, :n], members
         begins = torch.arange(min(n, 1), device=self.device)  # of the lists to divide
         ends = begins + n
-        # Of all lists, level by level: first list or item, how many, last codeword, and whether it holds lists
+        # Of all lists, level by level: first list or item, how many, last codeword, and whether it
+        # holds lists
         nodes: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         total = 0
         for column in columns[: kernel.LEVELS]:
@@ -143,21 +158,26 @@ class DeviceIndex(Closing):
         deny: IdList | None = None,
         threads: int | None = None,
     ) -> tuple[Any, Any]:
-        """Find the k best items of every query, as :meth:`..indexes.index.Index.search` does, for any k.
+        """Find the k best items of every query, for any k.
+
+        Results are those of :meth:`..indexes.index.Index.search`.
 
         Args:
-            xq: [Q, M*d]. For a tensor on :attr:`device`, results are tensors there, without host copies.
+            xq: [Q, M*d]. For a tensor on :attr:`device`, results are tensors there, without host
+                copies.
             allow, deny: lists of ids, which the host looks up.
             threads: ignored on a GPU.
 
         Raises:
-            UsageError, DataError: see there; also ``k`` too large for the working memory, or a tensor on another device.
+            UsageError, DataError: as that method; also ``k`` too large for the working memory, or a
+                tensor on another device.
         """
         check_search(k, self.ntotal, threads)
         queries = vectors_on(xq, self.width, self.device)
         if k * _RESULT > self.memory:
             raise UsageError(
-                f"k = {k:,} needs {k * _RESULT:,} bytes of working memory, {self.memory:,} are allowed: raise memory"
+                f"k = {k:,} needs {k * _RESULT:,} bytes of working memory, "
+                f"{self.memory:,} are allowed: raise memory"
             )
         if self._host is not None:
             host_results = self._host.search(
@@ -188,9 +208,10 @@ class DeviceIndex(Closing):
         deny: IdList | None = None,
         limit: int = RANGE_LIMIT,
     ) -> tuple[Any, Any, Any]:
-        """Find all items with at least ``min_score``, as :meth:`..indexes.index.Index.range_search` does.
+        """Find all items with at least ``min_score``.
 
-        For a tensor of queries, the results are tensors.
+        Results are those of :meth:`..indexes.index.Index.range_search`; for a tensor of queries,
+        they are tensors.
         """
         min_score = check_min_score(min_score, limit)
         queries = vectors_on(xq, self.width, self.device)
@@ -216,7 +237,7 @@ class DeviceIndex(Closing):
         return _like(xq, lims), _like(xq, D), _like(xq, ids)
 
     def _passing(self, allow: IdList | None, deny: IdList | None) -> DeviceIndex:
-        """Return an index of the items that pass."""
+        """Return an index of the items that pass the filter."""
         if allow is not None and deny is not None:
             raise UsageError("allow and deny exclude each other: give one list of ids")
         listed = allow if deny is None else deny
@@ -232,14 +253,14 @@ class DeviceIndex(Closing):
         return subset
 
     def _blocks(self, queries: int, k: int) -> Iterator[slice]:
-        """Rows of queries with ``k`` results each within the memory."""
+        """Yield slices of queries whose ``k`` results each fit into the memory."""
         bytes_per_query = _RESULT * k + 4 * kernel.scratch_of(*self.codebooks.shape[:2])
         step = max(1, min(_BLOCK, self.memory // bytes_per_query))
         for start in range(0, queries, step):
             yield slice(start, min(queries, start + step))
 
     def _best(self, queries: Tensor, block: slice, k: int) -> Tensor:
-        """The best ``k`` keys of every query of a block, int64 [q, k], falling."""
+        """Return the ``k`` best keys of every query of a block, int64 [q, k], in descending order."""
         q, n = block.stop - block.start, len(self._members)
         if 0 < k <= kernel.MOST:
             return self._launch(queries, block, k)
@@ -281,7 +302,12 @@ class DeviceIndex(Closing):
     def _beyond(
         self, queries: Tensor, block: slice, thresholds: Tensor, limit: int | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Where the keys of each query of a block begin, int64 [q + 1], and all that exceed its threshold, falling; none if over the limit."""
+        """Return all keys of a block of queries that exceed the threshold of their query.
+
+        Returns:
+            The positions at which the keys of each query begin, int64 [q + 1]; and the keys, in
+                descending order within a query, or None if they are more than ``limit``.
+        """
         counts = self._launch(queries, block, 0, thresholds)
         ends = torch.nn.functional.pad(counts.flatten().cumsum(0), (1, 0))
         lims = ends[:: counts.shape[1]]
@@ -304,10 +330,12 @@ class DeviceIndex(Closing):
         ends: Tensor | None = None,
         keys: Tensor | None = None,
     ) -> Tensor:
-        """Run the kernel for a block of queries: give the best k <= :data:`.kernel.MOST` keys, int64 [q, k].
+        """Run the kernel for a block of queries.
 
-        Without k, give the numbers of keys beyond the thresholds, int64 [q, parts]; or write such keys where they end, one query and part
-        after the other.
+        Returns:
+            The best k <= :data:`.kernel.MOST` keys, int64 [q, k]. Without k, the numbers of keys
+                above the thresholds, int64 [q, parts]; or, if ``keys`` is given, such keys are
+                written there up to ``ends``, one query and part after the other.
 
         Raises:
             DataError: NaN, infinity, or a score that would overflow; rows are named.
@@ -351,12 +379,12 @@ def _searches_itself(device: torch.device) -> bool:
 
 
 def _like(xq: Any, result: Tensor) -> Any:
-    """A tensor for a tensor, else an array."""
+    """Return a tensor if the queries ``xq`` are one, else an array."""
     return result if isinstance(xq, Tensor) else result.cpu().numpy()
 
 
 def _order(columns: Tensor) -> Tensor:
-    """The stable order of codes, uint8 [T, n], by their columns: int64 [n]."""
+    """Return the stable order of codes, uint8 [T, n], by their columns: int64 [n]."""
     order = torch.arange(columns.shape[1], device=columns.device)
     for stop in range(len(columns), 0, -4):
         numbers = torch.zeros(len(order), dtype=torch.int32, device=columns.device)

@@ -1,6 +1,7 @@
-"""The losses of pairs: N-pair product quantisation (eq. 2), with labels or with class probabilities, and the triplets of GPQ-T.
+"""Losses of pairs: N-pair product quantisation (eq. 2), and the triplets of GPQ-T.
 
-Class probabilities, which are not in the paper, give the probability that two items share a class, t_ij = p_i·p_j, so unlabelled items
+The N-pair loss takes labels or class probabilities. Class probabilities, which are not in the
+paper, give the probability that two items share a class, t_ij = p_i·p_j, so unlabelled items
 contribute, too. One-hot rows give the targets of eq. 2.
 """
 
@@ -14,13 +15,16 @@ MARGIN = 0.1
 
 
 def soft_npair(scores: Tensor, p: Tensor, r: Tensor) -> Tensor:
-    """Mean over queries i of -Σ_j t_ij log softmax_j(S_ij), where t_ij = p_i·r_j, rows normalised to sum to 1; a scalar.
+    """Return the N-pair loss with class probabilities as targets, a scalar.
 
-    Scores S are float [A, B], for class probabilities p float [A, C] of queries and r float [B, C] of items. Queries and items with
-    all-zero probabilities are ignored, as are queries without any possible match. Without queries the loss is 0.
+    It is the mean over queries i of -Σ_j t_ij log softmax_j(S_ij), where t_ij = p_i·r_j and rows
+    are normalised to sum to 1. Scores S are float [A, B], class probabilities p float [A, C] of
+    queries and r float [B, C] of items. Queries and items with all-zero probabilities are ignored,
+    as are queries without any possible match. Without queries the loss is 0.
     """
     target = p.to(scores.dtype) @ r.to(scores.dtype).T
-    # A finite floor, not -inf: 0 * -inf would be NaN. Masks instead of indexing avoid GPU synchronisation.
+    # A finite floor, not -inf: 0 * -inf would be NaN. Masks instead of indexing avoid GPU
+    # synchronisation.
     logits = scores.masked_fill(~(r > 0).any(dim=1), torch.finfo(scores.dtype).min / 2)
     row_sums = target.sum(dim=1, keepdim=True)
     has_match = row_sums > 0
@@ -29,10 +33,12 @@ def soft_npair(scores: Tensor, p: Tensor, r: Tensor) -> Tensor:
 
 
 def npair(x: Tensor, q: Tensor, labels: Tensor) -> Tensor:
-    """Cross entropy between similarity by label and asymmetric similarity (eq. 2), a scalar.
+    """Return the cross entropy between similarity by label and asymmetric similarity (eq. 2), a
+    scalar.
 
-    Scores are X Qᵀ, summed over the M sub-spaces: unit-norm vectors x against soft-assigned vectors q, float [B, M, d], as in search.
-    Rows without any of the multi-hot labels [B, C] are neither anchors nor in the softmax.
+    Scores are X Qᵀ, summed over the M sub-spaces: unit-norm vectors x against soft-assigned vectors
+    q, float [B, M, d], as in search. Rows without any of the multi-hot labels [B, C] are neither
+    anchors nor in the softmax.
 
     Examples:
         >>> x = torch.eye(2)[:, None]  # two items in one sub-space of two dimensions, orthogonal
@@ -44,12 +50,14 @@ def npair(x: Tensor, q: Tensor, labels: Tensor) -> Tensor:
 
 
 def triplet(x: Tensor, q: Tensor, labels: Tensor) -> Tensor:
-    """Triplets of vectors against soft-assigned vectors: max(0, margin + s(a, n) - s(a, p)), a scalar, of the arguments of :func:`npair`.
+    """Return the loss of triplets of vectors and soft-assigned vectors, a scalar.
 
-    s(i, j) is the mean over the M sub-spaces of the cosine of x_i with q_j (asymmetric, as in search). Positives p share a label with the
-    anchor a, negatives n none; unlabelled rows are ignored. Semi-hard mining inside the batch (Schroff et al. 2015): every pair (a, p)
-    takes the most similar negative that is less similar than p, or else the least similar one. Mean over all pairs whose anchor has a
-    negative, 0 without any.
+    It is max(0, margin + s(a, n) - s(a, p)); the arguments are those of :func:`npair`. s(i, j) is
+    the mean over the M sub-spaces of the cosine of x_i with q_j (asymmetric, as in search).
+    Positives p share a label with the anchor a, negatives n none; unlabelled rows are ignored.
+    Semi-hard mining inside the batch (Schroff et al. 2015): every pair (a, p) takes the most
+    similar negative that is less similar than p, or else the least similar one. The loss is the
+    mean over all pairs whose anchor has a negative, 0 without any.
     """
     positive, negative = label_pairs(labels, x)
     similarity = _similarity(x, q) / x.shape[1]
@@ -67,13 +75,19 @@ def _similarity(x: Tensor, q: Tensor) -> Tensor:
 
 
 def multihot(labels: Tensor, like: Tensor) -> Tensor:
-    """Labels [B, C] of any dtype as 0/1 with dtype and device of ``like``; values above 0 are labels."""
+    """Return labels [B, C] of any dtype as 0/1 with the dtype and device of ``like``.
+
+    Values above 0 are labels.
+    """
     return (labels > 0).to(device=like.device, dtype=like.dtype)
 
 
 def label_pairs(labels: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Pairs of labelled rows, bool [B, B], of multi-hot labels [B, C]: different rows that share a label, and rows that share none;
-    computed with dtype and device of ``like``."""
+    """Return which pairs of labelled rows share a label, and which share none, both bool [B, B].
+
+    The first excludes pairs of a row with itself. Labels are multi-hot [B, C]; the computation has
+    the dtype and device of ``like``.
+    """
     y = multihot(labels, like)
     labelled = y.any(dim=1)
     shared = y @ y.T > 0

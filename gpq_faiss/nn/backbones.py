@@ -1,7 +1,8 @@
-"""The feature extractor F: from images or ready-made embeddings to one vector of D = M * d dimensions.
+"""The feature extractor F, from images or embeddings to one vector of D = M * d dimensions.
 
-:func:`build_backbone` makes any of them by name. Every backbone normalises its own input, and ends in one linear layer ``head`` to D.
-Intra-normalisation is not part of it (:mod:`gpq_faiss.nn.quantizer`).
+:func:`build_backbone` makes any of them by name. Every backbone normalises its own input, and ends
+in one linear layer ``head`` to D. Intra-normalisation is not part of it
+(:mod:`gpq_faiss.nn.quantizer`).
 """
 
 from __future__ import annotations
@@ -26,8 +27,12 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 class Normalisation(nn.Module):
-    """(x - mean) / std for images float [B, 3, S, S] in [0, 1] by channel, or, if ``width`` is not 0, for features float [B, width],
-    unchanged until :meth:`fit`. The statistics are buffers, saved with the weights."""
+    """Input normalisation, (x - mean) / std.
+
+    Images, float [B, 3, S, S] in [0, 1], are normalised by channel. If ``width`` is not 0, the
+    input is features, float [B, width], which are unchanged until :meth:`fit`. The statistics are
+    buffers, saved with the weights.
+    """
 
     def __init__(
         self,
@@ -40,7 +45,11 @@ class Normalisation(nn.Module):
         self.std = nn.Buffer(torch.ones(width) if width else torch.tensor(std).view(1, 3, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalised items, shape as given. Raises UsageError: another shape, or integers."""
+        """Return normalised items, shape as given.
+
+        Raises:
+            UsageError: another shape, or integers.
+        """
         # Shapes and types only: constants for an exporter.
         expected = ("B", 3, "S", "S") if self.mean.ndim == 4 else ("B", len(self.mean))
         if x.ndim != len(expected) or x.shape[1] != expected[1] or not x.is_floating_point():
@@ -50,8 +59,11 @@ class Normalisation(nn.Module):
 
     @torch.no_grad()
     def fit(self, x: Tensor) -> None:
-        """Set the mean per dimension and one standard deviation for all, the root of the mean variance, from finite features
-        float [N, W]."""
+        """Set the statistics from finite features float [N, W].
+
+        They are the mean of each dimension, and one standard deviation for all: the root of the
+        mean variance.
+        """
         x = x.double()
         mean = x.mean(0)
         std = (((x - mean) ** 2).sum(0) / len(x)).mean().sqrt().expand_as(mean)
@@ -64,9 +76,16 @@ class Normalisation(nn.Module):
 
 @dataclass(frozen=True)
 class BackboneSpec:
-    """Description of an architecture, without weights: ``in_width`` is 0 for images, ``image_size`` for features; ``hidden`` and
-    ``dropout`` are for ``mlp``; ``tap`` says whether ``vgg`` averages its third block before or, as in the authors' code, after its max
-    pool."""
+    """Description of an architecture, without weights.
+
+    Attributes:
+        name, kind, out_width: name of the backbone, kind of its input, and width of its output.
+        in_width: width of input features; 0 for images.
+        image_size: side of input images; 0 for features.
+        hidden, dropout: widths and dropout rate of the hidden layers of ``mlp``.
+        tap: whether ``vgg`` averages its third block before its max pool or, as in the authors'
+            code, after it.
+    """
 
     name: str
     kind: Literal["images", "features"]
@@ -79,11 +98,14 @@ class BackboneSpec:
 
 
 class Backbone(nn.Module):
-    """Base of all backbones: input normalisation, a trunk, and the linear ``head`` to D, which sub-classes add last.
+    """Base of all backbones: input normalisation, a trunk, and the linear ``head`` to D.
+
+    Sub-classes add the head last.
 
     Attributes:
         SMALLEST: minimum pixels per side.
-        head: from the trunk's width to ``spec.out_width``: one linear layer, or :class:`~gpq_faiss.nn.heads.SubspaceHeads`.
+        head: from the trunk's width to ``spec.out_width``: one linear layer, or
+            :class:`~gpq_faiss.nn.heads.SubspaceHeads`.
     """
 
     SMALLEST = 1
@@ -96,20 +118,27 @@ class Backbone(nn.Module):
         if spec.kind == "images" and spec.image_size < self.SMALLEST:
             raise UsageError(
                 f"backbone {spec.name} needs images of at least {self.SMALLEST} pixels per side, "
-                f"not {spec.image_size}: set a larger network.image_size, or another network.backbone"
+                f"not {spec.image_size}: set a larger network.image_size, "
+                "or another network.backbone"
             )
 
     def trunk_features(self, x: Tensor) -> Tensor:
-        """The vector before the head, float [B, trunk width], of normalised input."""
+        """Return the vectors before the head, float [B, trunk width], of normalised input."""
         raise NotImplementedError
 
     def forward(self, x: Tensor, normalised: bool = False) -> Tensor:
-        """Items, or items after the input normalisation, to the network's output, float [B, D], not normalised."""
+        """Return the network's output for items, float [B, D], not normalised.
+
+        If ``normalised``, the items have passed the input normalisation.
+        """
         return cast(Tensor, self.head(self.trunk_features(x if normalised else self.input(x))))
 
 
 def make_head(width: int, out_width: int, generator: torch.Generator | None = None) -> nn.Linear:
-    """A linear layer with Xavier's initial weights, drawn by ``generator`` (default: torch's)."""
+    """Return a linear layer with Xavier's initial weights.
+
+    They are drawn by ``generator`` (default: torch's).
+    """
     head = (
         nn.Linear(width, out_width, device="meta").to_empty(device="cpu")
         if generator
@@ -121,7 +150,7 @@ def make_head(width: int, out_width: int, generator: torch.Generator | None = No
 
 
 def _convolutional(layers: list[nn.Module]) -> nn.Sequential:
-    """The layers after each other, with He's initial weights of the convolutions."""
+    """Return the layers in sequence, with He's initial weights of the convolutions."""
     for layer in layers:
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
@@ -132,8 +161,9 @@ def _convolutional(layers: list[nn.Module]) -> nn.Sequential:
 class VGG(Backbone):
     """The paper's modified VGG: 64-64-M-128-128-M-256-256-256-M-512-512-512 with batch norm.
 
-    The global average pools of the last two blocks are concatenated, 256 + 512; the fourth has no max pool. Modules of ``features`` are
-    numbered as in torchvision's ``vgg16_bn`` up to the ReLU after conv4_3, so its weights fit by name.
+    The global average pools of the last two blocks are concatenated, 256 + 512; the fourth has no
+    max pool. Modules of ``features`` are numbered as in torchvision's ``vgg16_bn`` up to the ReLU
+    after conv4_3, so its weights fit by name.
     """
 
     SMALLEST = 16
@@ -153,7 +183,8 @@ class VGG(Backbone):
             else:
                 layers.append(nn.MaxPool2d(2))
         self.features = _convolutional(layers)
-        # Where averages are taken: the ReLU after conv3_3 or its max pool, and the ReLU after conv4_3.
+        # Where averages are taken: the ReLU after conv3_3 or its max pool, and the ReLU after
+        # conv4_3.
         self.taps = (23 if spec.tap == "pool" else 22, len(layers) - 1)
         self.head = make_head(256 + 512, spec.out_width)
 
@@ -167,11 +198,12 @@ class VGG(Backbone):
 
 
 class CNNF(Backbone):
-    """CNN-F (also VGG-F) up to full7, of Chatfield et al., "Return of the Devil in the Details", BMVC 2014.
+    """CNN-F (also VGG-F) up to full7, of Chatfield et al. (BMVC 2014).
 
-    Pools round up (as in Caffe), so 224 pixels give 54, 27, 13 and 6; other sizes are pooled to 6. LRN has 1e-4 per channel (torch divides
-    its α by the size). There are no ImageNet weights to download: pass the path of a converted file with the names of this module
-    (``features.0.weight`` ... ``classifier.3.bias``).
+    The paper is "Return of the Devil in the Details". Pools round up (as in Caffe), so 224 pixels
+    give 54, 27, 13 and 6; other sizes are pooled to 6. LRN has 1e-4 per channel (torch divides its
+    α by the size). There are no ImageNet weights to download: pass the path of a converted file
+    with the names of this module (``features.0.weight`` ... ``classifier.3.bias``).
     """
 
     SMALLEST = 63
@@ -192,7 +224,8 @@ class CNNF(Backbone):
                 layers.append(nn.LocalResponseNorm(5, alpha=5e-4, beta=0.75, k=2.0))
             if ends:
                 layers.append(nn.MaxPool2d(3, 2, ceil_mode=True))
-        # Its layers draw before the convolutions do, once more: the order is part of what a seed means.
+        # Its layers draw before the convolutions do, once more: the order is part of what a seed
+        # means.
         classifier = nn.Sequential(
             *(nn.Linear(256 * 6 * 6, 4096), nn.ReLU(inplace=True), nn.Dropout(0.5)),
             *(nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Dropout(0.5)),
@@ -220,7 +253,10 @@ class GaussianNoise(nn.Module):
 
 
 class MLP(Backbone):
-    """Hidden layers of (linear, ReLU, dropout), then the head; without hidden layers: ``linear``. Images are flattened."""
+    """Hidden layers of (linear, ReLU, dropout), then the head; the backbone ``linear`` has none.
+
+    Images are flattened.
+    """
 
     def __init__(self, spec: BackboneSpec) -> None:
         super().__init__(spec)
@@ -242,7 +278,10 @@ class MLP(Backbone):
 
 
 class Trunk(Backbone):
-    """Any module from normalised inputs, float [B, 3, S, S] or [B, W], to vectors [B, width]; ``make`` makes it, and may fail."""
+    """Any module from normalised inputs, float [B, 3, S, S] or [B, W], to vectors [B, width].
+
+    ``make`` constructs the module, and may fail.
+    """
 
     def __init__(self, spec: BackboneSpec, make: Callable[[], nn.Module]) -> None:
         super().__init__(spec)
@@ -258,7 +297,8 @@ class Trunk(Backbone):
         self.trunk.train()
         if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != 1:
             raise TypeError(
-                f"it gives {type(out).__name__} {list(getattr(out, 'shape', []))}, not one vector per item"
+                f"it gives {type(out).__name__} {list(getattr(out, 'shape', []))}, "
+                "not one vector per item"
             )
         self.head = make_head(int(out.shape[1]), spec.out_width)
 
@@ -267,7 +307,7 @@ class Trunk(Backbone):
 
 
 def _timm(spec: BackboneSpec, pretrained: bool) -> Trunk:
-    """Any timm model without its classifier, with its timm normalisation."""
+    """Return a timm model without its classifier, with the input normalisation of timm."""
     timm = optional(
         "timm", f"backbone {spec.name} needs the package timm: pip install 'gpq-faiss[timm]'"
     )
@@ -300,20 +340,28 @@ def _timm(spec: BackboneSpec, pretrained: bool) -> Trunk:
 
 
 def backbone_plugin(name: str) -> Plugin | None:
-    """The plugin of a backbone; None if it is built in or unknown. Raises UsageError: as :func:`.find_plugin`."""
+    """Return the plugin of a backbone; None if it is built in or unknown.
+
+    Raises:
+        UsageError: as :func:`.find_plugin`.
+    """
     return find_plugin("backbones", name, (*BACKBONES, "auto"))
 
 
 def build_backbone(
     spec: BackboneSpec, weights: str = "none", *, generator: torch.Generator
 ) -> Backbone:
-    """Build a feature extractor, on the CPU and in training mode: float [B, 3, S, S] in [0, 1] or float [B, W] to float [B, D].
+    """Build a feature extractor, on the CPU and in training mode.
+
+    It maps float [B, 3, S, S] in [0, 1] or float [B, W] to float [B, D].
 
     Args:
-        spec: its name is ``vgg``, ``cnnf``, ``mlp``, ``linear``, ``timm/NAME``, or that of a plugin.
-        weights: ``"none"`` (random), ``"imagenet"`` (vgg, timm), or the path of a ``.pth`` or ``.safetensors`` file of this architecture,
-            from torchvision (``vgg16_bn``) or timm.
-        generator: the random initialisation is drawn from it; torch's global generators are unchanged.
+        spec: its name is ``vgg``, ``cnnf``, ``mlp``, ``linear``, ``timm/NAME``, or that of a
+            plugin.
+        weights: ``"none"`` (random), ``"imagenet"`` (vgg, timm), or the path of a ``.pth`` or
+            ``.safetensors`` file of this architecture, from torchvision (``vgg16_bn``) or timm.
+        generator: the random initialisation is drawn from it; torch's global generators are
+            unchanged.
 
     Raises:
         UsageError: an invalid name or combination.
@@ -330,11 +378,12 @@ def build_backbone(
         )
     if weights == "imagenet" and name != "vgg" and not of_timm:
         raise UsageError(
-            f"there are no ImageNet weights of backbone {name}: set network.weights to none, or to the path of a file"
+            f"there are no ImageNet weights of backbone {name}: set network.weights to none, "
+            "or to the path of a file"
         )
     seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
-    # Layers draw from torch's global generator: seed a fork of it. (Not torch.manual_seed, which would also
-    # reseed the devices.)
+    # Layers draw from torch's global generator: seed a fork of it. (Not torch.manual_seed, which
+    # would also reseed the devices.)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         backbone: Backbone
@@ -354,7 +403,7 @@ def build_backbone(
 
 
 def input_description(dataset: Dataset, image_size: int) -> dict[str, Any]:
-    """The argument ``input_`` of :func:`build_extractor` for ``dataset``."""
+    """Return the argument ``input_`` of :func:`build_extractor` for ``dataset``."""
     if isinstance(dataset, FeatureDataset):
         return {"kind": "features", "width": dataset.width}
     return {"kind": "images", "image_size": image_size}
@@ -363,8 +412,10 @@ def input_description(dataset: Dataset, image_size: int) -> dict[str, Any]:
 def build_extractor(
     config: Config, input_: Mapping[str, Any], out_width: int, generator: torch.Generator
 ) -> Backbone:
-    """The feature extractor F of all trained methods, with a linear layer to ``out_width``, for ``input_`` ``{"kind": "features",
-    "width": W}`` or ``{"kind": "images", "image_size": S}``."""
+    """Build the feature extractor F of all trained methods, with a linear layer to ``out_width``.
+
+    ``input_`` is ``{"kind": "features", "width": W}`` or ``{"kind": "images", "image_size": S}``.
+    """
     n, size = config.network, input_.get("image_size", 0)
     of_classes = config.class_networks
     hidden = n.hidden[:-1] if of_classes else n.hidden

@@ -1,4 +1,7 @@
-"""External weights of backbones: torchvision's ImageNet file, or a file of the user. Nothing is unpickled, or loaded partially."""
+"""External weights of backbones: torchvision's ImageNet file, or a file of the user.
+
+Nothing is unpickled, or loaded partially.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,22 @@ from ..inputs import check_memory, reading
 log = logging.getLogger(__name__)
 
 _TIMEOUT = 30.0  # of downloads, in seconds; the default is to wait for ever
-_WHAT = "a weights file (network.weights takes none, imagenet, or the path of a .safetensors file or a .pth that holds a state dict)"
+_DESCRIPTION = (
+    "a weights file (network.weights takes none, imagenet, or the path of a .safetensors file "
+    "or a .pth that holds a state dict)"
+)
 _OPTIONAL = ("head.", "input.")
 """Tensors specific to task or data: loaded if they fit, else left as initialised."""
 
 
 def imagenet_state() -> dict[str, Tensor]:
-    """torchvision's ImageNet weights of ``vgg16_bn``, downloaded once to ``$TORCH_HOME/hub/checkpoints`` and checked by their hash. Raises
-    DataError: that fails."""
+    """Return torchvision's ImageNet weights of ``vgg16_bn``.
+
+    They are downloaded once to ``$TORCH_HOME/hub/checkpoints``, and checked by their hash.
+
+    Raises:
+        DataError: the download or the check fails.
+    """
     from torchvision.models import VGG16_BN_Weights
 
     weights = VGG16_BN_Weights.IMAGENET1K_V1
@@ -46,8 +57,8 @@ def imagenet_state() -> dict[str, Tensor]:
             else f"cannot download {name} to {destination.parent}"
         )
         raise DataError(
-            f"{problem} ({one_line(error)}): delete a damaged file, or download {weights.url} elsewhere and set network.weights to "
-            "its path, or to none"
+            f"{problem} ({one_line(error)}): delete a damaged file, or download "
+            f"{weights.url} elsewhere and set network.weights to its path, or to none"
         ) from error
     finally:
         socket.setdefaulttimeout(before)
@@ -55,9 +66,15 @@ def imagenet_state() -> dict[str, Tensor]:
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a ``.safetensors`` or ``.pth`` file (a state dict, or one under "state_dict"). Raises DataError: it is none."""
+    """Read the tensors of a ``.safetensors`` or ``.pth`` file.
+
+    A ``.pth`` file holds a state dict, or one under "state_dict".
+
+    Raises:
+        DataError: the file holds none.
+    """
     path = Path(path)
-    with reading(path, _WHAT):
+    with reading(path, _DESCRIPTION):
         if zipfile.is_zipfile(
             path
         ):  # torch.save's format: if compressed, it could expand to any size
@@ -80,11 +97,13 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 def load_into(module: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
     """Copy all tensors of a backbone from ``state``; additional tensors of ``state`` are ignored.
 
-    Names may have a prefix (``network.``, ``module.`` ...), and may lack ``trunk.``. The last layer (``head.*``) and the statistics of the
-    input (``input.*``) are loaded only if they fit. ``source`` names the state in errors.
+    Names may have a prefix (``network.``, ``module.`` ...), and may lack ``trunk.``. The last layer
+    (``head.*``) and the statistics of the input (``input.*``) are loaded only if they fit.
+    ``source`` names the state in errors.
 
     Raises:
-        DataError: a tensor is missing, has another shape or is not finite; the module is then unchanged.
+        DataError: a tensor is missing, has another shape or is not finite; the module is then
+            unchanged.
     """
     current = module.state_dict()
     needed = [
@@ -112,7 +131,8 @@ def load_into(module: nn.Module, state: Mapping[str, Tensor], source: str) -> No
             loaded[key] = tensor
         if wrong and key in needed:
             raise DataError(
-                f"{source}: tensor '{names[key]}' {wrong}: give the weights of this backbone, or set the network.backbone of these"
+                f"{source}: tensor '{names[key]}' {wrong}: give the weights of this "
+                "backbone, or set the network.backbone of these"
             )
         if wrong:
             log.info("%s: '%s' %s, left as initialised", source, names[key], wrong)

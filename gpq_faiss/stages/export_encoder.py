@@ -2,11 +2,12 @@
 
 The graph maps model input to query vectors::
 
-    features  float32 [B, W]                      ─►  vectors  float32 [B, M·d], every sub-vector unit-norm
-    images    float32 [B, 3, S, S] RGB in [0, 1]
+    features  float32 [B, W]                      ─►  vectors  float32 [B, M·d]
+    images    float32 [B, 3, S, S] RGB in [0, 1]      (every sub-vector is unit-norm)
 
-B is variable, other sizes are fixed. The graph normalises its input. Sub-vectors without direction are (nearly) zero. The file is written
-only after its graph has given the model's vectors. Its metadata identify model and codebooks (:mod:`gpq_faiss.encoder`).
+B is variable, other sizes are fixed. The graph normalises its input. Sub-vectors without direction
+are (nearly) zero. The file is written only after its graph has given the model's vectors. Its
+metadata identify model and codebooks (:mod:`gpq_faiss.encoder`).
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class _Queries(nn.Module):
 
 
 def export_encoder(model_dir: str | Path, out: str | Path, *, overwrite: bool = False) -> Path:
-    """Export a model's network, and compare it with the model on random input in batches of 1, 2 and 7.
+    """Export a model's network to one file.
+
+    The exported network is compared with the model on random input in batches of 1, 2 and 7.
 
     Args:
         model_dir: model folder.
@@ -63,8 +66,9 @@ def export_encoder(model_dir: str | Path, out: str | Path, *, overwrite: bool = 
         ``out``.
 
     Raises:
-        UsageError: another ending, or a missing package.
-        DataError: a damaged model, one that cannot be exported (for ONNX: of more than 2 GiB), or a graph that differs.
+        UsageError: another extension, or a missing package.
+        DataError: a damaged model, one that cannot be exported (for ONNX: of more than 2 GiB), or
+            an exported network that differs from the model.
         OutputExistsError: ``out`` exists.
     """
     out = Path(out)
@@ -85,7 +89,8 @@ def export_encoder(model_dir: str | Path, out: str | Path, *, overwrite: bool = 
             raise DataError(f"{encoder.source}: {reason}{': export it as .pt2' * onnx}") from error
     if not agrees:
         raise DataError(
-            f"{encoder.source}: the exported network differs from the model; nothing was written: use the other format"
+            f"{encoder.source}: the exported network differs from the model; nothing "
+            "was written: use the other format"
         )
     with atomic_path(out) as temporary:
         temporary.write_bytes(data)
@@ -93,7 +98,10 @@ def export_encoder(model_dir: str | Path, out: str | Path, *, overwrite: bool = 
 
 
 def _trace(encoder: Encoder) -> torch.export.ExportedProgram:
-    """The graph with a variable batch size. The example is stored in .pt2 files, so it is random, never the user's."""
+    """Trace the network into a graph with a variable batch size.
+
+    The example is stored in .pt2 files, so it is random data, never the user's.
+    """
     example = torch.from_numpy(graph_input(_random_input(encoder, 2)))
     batch = torch.export.Dim("batch", min=1)
     graph = _Queries(encoder.model.network).eval()
@@ -145,7 +153,7 @@ def _to_onnx(program: torch.export.ExportedProgram, metadata: dict[str, str]) ->
 
 
 def _random_input(encoder: Encoder, n: int) -> NDArray[Any]:
-    """Features as the training data were spread, or images uint8 of noise."""
+    """Return random features with the spread of the training data, or images uint8 of noise."""
     rng = np.random.default_rng([0, n])
     if encoder.input_kind == "features":
         normalise = encoder.model.network.extractors()[0].input
@@ -157,7 +165,7 @@ def _random_input(encoder: Encoder, n: int) -> NDArray[Any]:
 
 
 def _agrees(encoder: Encoder, run: Run) -> bool:
-    """Whether the graph gives the model's vectors, whatever the batch size."""
+    """Whether the graph returns the model's vectors for every batch size."""
     for n in (1, 2, 7):
         values = _random_input(encoder, n)
         expected, fine = encoder.embed(values, queries=True)
@@ -170,7 +178,7 @@ def _agrees(encoder: Encoder, run: Run) -> bool:
 
 
 def _metadata(encoder: Encoder) -> dict[str, str]:
-    """All values are text, as in ONNX; lists and dicts as JSON."""
+    """Return the metadata of the file as texts, as ONNX requires; lists and dicts are JSON."""
     M, K, d = encoder.shape
     names = ("codebooks_fingerprint", "input_kind", "input_width", "image_size")
     values: dict[str, Any] = {

@@ -27,7 +27,10 @@ from ..store.changes import changes_path, read_changes
 from ..store.items import items_path
 from ..store.rows import PROGRESS, RowReader
 
-_SUPPORTED = "a model folder, features.h5, codes.h5, a split, an index, an exported encoder (.onnx, .pt2), .npy or .npz"
+_SUPPORTED = (
+    "a model folder, features.h5, codes.h5, a split, an index, an exported encoder (.onnx, .pt2), "
+    ".npy or .npz"
+)
 
 
 def info(path: str | Path) -> dict[str, Any]:

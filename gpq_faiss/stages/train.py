@@ -104,8 +104,8 @@ def train(
             items, needed = len(split.labelled) + len(split.unlabelled), config.quantizer.codewords
             if items < needed:
                 raise DataError(
-                    f"{items} items are too few for {needed} codewords: give at least {needed}, or set "
-                    "quantizer.codewords"
+                    f"{items} items are too few for {needed} codewords: give at least {needed}, "
+                    "or set quantizer.codewords"
                 )
             identity = _identity(config, dataset, split, options, group.size)
             finished = group.main and _is_finished(out, partial, identity, overwrite=overwrite)

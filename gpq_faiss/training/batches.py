@@ -59,8 +59,10 @@ class EpochSampler:
 def hold_out(
     labels: Labels, labelled: NDArray[np.int64], share: float, seed: int
 ) -> NDArray[np.int64]:
-    """Choose a share of the labelled rows for validation, balanced over the classes; none if there
-    would be fewer than two per class."""
+    """Choose a share of the labelled rows for validation, balanced over the classes.
+
+    The result is empty if there would be fewer than two rows per class.
+    """
     count = round(share * len(labelled))
     if count < 2 * labels.n_classes:
         return np.empty(0, np.int64)
@@ -92,8 +94,8 @@ def training_batches(
         n = int(readable[: labelled.batch].sum())
         if not n:
             raise DataError(
-                f"{reader.dataset.name}: none of the {labelled.batch} labelled items of step {step} "
-                "could be read"
+                f"{reader.dataset.name}: none of the {labelled.batch} labelled items of "
+                f"step {step} could be read"
             )
         read = rows[readable]
         yield values, read[:n], read[n:]

@@ -329,8 +329,10 @@ def _mean_average_precision(task: Training) -> float:
 
 
 def learning_rate(config: Config, step: int, steps: int) -> float:
-    """The learning rate of step ``step`` (from 0) of ``steps``; schedule ``step`` is the
-    paper's."""
+    """Return the learning rate of step ``step`` (from 0) of ``steps``.
+
+    The schedule ``step`` is the paper's.
+    """
     if config.schedule == "cosine":
         return config.training.learning_rate * 0.5 * (1 + math.cos(math.pi * step / steps))
     return config.training.learning_rate * float(0.95 ** (step // 100))
@@ -342,8 +344,9 @@ def count_steps(config: TrainingConfig, classes: int) -> int:
 
 
 def _check_step_memory(task: Training) -> None:
-    """Check that the activations of a batch of images fit into memory: the system would kill the
-    process.
+    """Check that the activations of a batch of images fit into memory.
+
+    If they did not, the system would kill the process.
 
     Raises:
         DataError: they do not.
@@ -376,7 +379,11 @@ def _check_step_memory(task: Training) -> None:
 
 
 def _check_finite(losses: dict[str, Tensor], step: int) -> dict[str, float]:
-    """Return the losses as numbers. Raises DataError: the total is not finite."""
+    """Return the losses as numbers.
+
+    Raises:
+        DataError: the total is not finite.
+    """
     figures = {name: float(value) for name, value in losses.items()}
     if not math.isfinite(figures["total"]):
         raise DataError(
