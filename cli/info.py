@@ -36,7 +36,7 @@ def info(path: str, format_: str) -> None:
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """Texts by name; nested values have dotted names."""
+    """Return nested values as texts by dotted name."""
     rows: dict[str, str] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
@@ -45,7 +45,7 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _text(value: Any) -> str:
-    """A value; of a long list the beginning."""
+    """Return a value as text; a long list is cut off."""
     if value is None or value == []:
         return "-"
     if isinstance(value, list):

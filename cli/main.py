@@ -43,7 +43,7 @@ WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "OPENBLAS_THREAD_TIMEOUT": "4"}
 
 
 def _note(ctx: click.Context, option: click.Parameter, value: bool) -> None:
-    """Keep that a flag was given, before or after the name of a command."""
+    """Store that a flag was given, before or after the name of a command."""
     ctx.meta[option.name or ""] = value or ctx.meta.get(option.name or "", False)
 
 
@@ -57,7 +57,7 @@ LOUDNESS = [
 
 
 def loud(command: click.Command) -> click.Command:
-    """The command with ``-q`` and ``-v``; while it runs, its log and progress are shown."""
+    """Return the command with ``-q`` and ``-v``; while it runs, its log and progress are shown."""
     wrapped, inner = copy.copy(command), command.callback
     wrapped.params = [*command.params, *LOUDNESS]
     if isinstance(wrapped, click.Group):
@@ -93,7 +93,7 @@ class Commands(click.Group):
     """Lazily loaded commands; errors of the package become one line and an exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order of the path, not alphabetical."""
+        """Return the commands in the order in which they are used, not alphabetically."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -104,9 +104,10 @@ class Commands(click.Group):
         return loud(getattr(module, cmd_name.replace("-", "_")))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """As click's; Ctrl-C gives one line and exit code 130 (click: "Aborted!" and 1).
+        """Run a command as click does, but end with one line on Ctrl-C.
 
-        SIGTERM and SIGHUP likewise, with 143 and 129: work is saved, and temporary files go.
+        The exit code is then 130 (click: "Aborted!" and 1). SIGTERM and SIGHUP do the same with 143
+        and 129: work is saved, and temporary files are removed.
         """
         try:
             with ended_by_signals():
@@ -127,7 +128,10 @@ class Commands(click.Group):
             ctx.exit(128 + number)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """As click's, with our errors: one line on stderr, exit code 2 for usage and 1 for data."""
+        """Run ``gpq`` as click does, with the errors of the package as one line on stderr.
+
+        The exit code is 2 for usage and 1 for data.
+        """
         for name, value in WAITING.items():
             os.environ.setdefault(name, value)
         kwargs["standalone_mode"] = False  # click's own errors are raised, not shown
@@ -201,7 +205,10 @@ def _lacks_memory(error: BaseException | None) -> bool:
 
 
 def _end(error: Exception) -> str:
-    """The line on an error of the machine or of the installation; what is a bug is raised again."""
+    """Return the message for an error of the machine or of the installation.
+
+    Any other error is a bug, and is raised again.
+    """
     if _lacks_memory(error):
         return (
             f"out of memory ({one_line(error)}): end other programs, or lower --memory, "
@@ -214,7 +221,7 @@ def _end(error: Exception) -> str:
             f"the package {package} is missing or damaged ({one_line(error)}): "
             "install gpq-faiss again"
         )
-    # What no stage foresaw, a disk that fills up in the middle of a print, say.
+    # An error that no stage handles, such as a disk that fills up while a result is printed.
     if isinstance(error, OSError):
         return f"{error.filename or 'input or output'}: {error.strerror or error}"
     raise error  # a bug

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from gpq_faiss.progress import levels
 
-# torch and matplotlib log at INFO what does not concern a user of gpq.
+# Their messages at level INFO do not concern a user of gpq.
 _LIBRARIES = ("torch", "matplotlib", "faiss", "onnxscript", "PIL")
 
 

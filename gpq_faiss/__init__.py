@@ -17,7 +17,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-# Said once, for type checkers too: the stub beside this file imports each name from its module.
+# Names and modules are listed once, in the stub, which type checkers read too.
 _STUB = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
 _WHERE = {
     name: module

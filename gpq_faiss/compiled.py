@@ -37,8 +37,8 @@ class _Cache(FunctionCache):  # type: ignore[misc]
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
-        # Numba looks for changes in the file of a loop alone; what the loop calls is compiled with
-        # it.
+        # Numba looks for changes only in the file of a loop, but functions that the loop calls are
+        # compiled with it.
         names = {str(getattr(value, "__module__", "")) for value in function.__globals__.values()}
         ours = sorted(name for name in names if name.partition(".")[0] == __package__)
         sources = [inspect.getsource(sys.modules[name]) for name in ours]

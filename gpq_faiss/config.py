@@ -59,7 +59,7 @@ class QuantizerConfig(_Section):
 
 @dataclass(frozen=True)
 class NetworkConfig(_Section):
-    """The feature extractor F."""
+    """Settings of the feature extractor F."""
 
     backbone: str = "auto"
     weights: str = "none"
@@ -69,7 +69,7 @@ class NetworkConfig(_Section):
 
     @property
     def first_noise(self) -> float:
-        """The noise, 0.5 for ``auto``."""
+        """Standard deviation of the noise; 0.5 for ``auto``."""
         return 0.5 if self.noise == "auto" else self.noise
 
 
@@ -98,7 +98,7 @@ class PosteriorConfig(_Section):
 
 @dataclass(frozen=True)
 class TrainingConfig(_Section):
-    """Optimisation."""
+    """Settings of the optimisation."""
 
     steps: Positive | Literal["auto"] = 1000
     batch_labelled: Annotated[int, Ge(2), Le(2**31)] = 500

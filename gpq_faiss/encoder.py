@@ -64,7 +64,7 @@ class Embedder(ABC):
 
     @property
     def bits(self) -> int:
-        """Length of a code."""
+        """Length of a code in bits."""
         return self.shape[0] * (self.shape[1].bit_length() - 1)
 
     @abstractmethod
@@ -254,7 +254,7 @@ class Encoder(Embedder):
             yield positions, encode_vectors(vectors, self.model.codebooks)
 
 
-# Of gpq export-encoder
+# Files of gpq export-encoder
 # -------------------------------------------------------------------------------------------------
 
 METADATA_FILE = "gpq.json"

@@ -42,7 +42,9 @@ _WRITE_ERRORS = {
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn an ``OSError`` of the block into a DataError: ``path`` cannot be written, and why."""
+    """Turn an ``OSError`` of the ``with`` block into a DataError that says why ``path`` is not
+    written.
+    """
     try:
         yield
     except OSError as error:
@@ -88,7 +90,7 @@ def check_output(path: str | Path, *, overwrite: bool, folder: bool = False) -> 
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Remove temporary outputs that killed processes left beside ``path``: nobody locks them."""
+    """Remove temporary outputs for ``path`` of killed processes, which hold no lock any more."""
     pattern = ".tmp-" + 12 * "[0-9a-f]" + f".{glob.escape(path.name)}"
     for leftover in map(path.with_name, glob.glob(pattern, root_dir=path.parent)):
         with contextlib.suppress(OSError), _locked(leftover):
@@ -100,7 +102,11 @@ def _remove_leftovers(path: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a file or folder. Raises BlockingIOError: another process holds it."""
+    """Hold the lock of a file or folder.
+
+    Raises:
+        BlockingIOError: another process holds it.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -161,7 +167,10 @@ def _temporary(path: Path, folder: bool) -> Iterator[Path]:
 
 
 def _replace(source: Path, target: Path) -> None:
-    """Rename ``source``, also over a folder with files: Linux exchanges the two in one step."""
+    """Rename ``source`` to ``target``, which may be a folder with files.
+
+    Linux exchanges two folders in one step.
+    """
     if source.is_dir() and target.is_dir():
         renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
         current_folder, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE

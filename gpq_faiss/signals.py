@@ -34,7 +34,7 @@ def _terminate(number: int, _: Any) -> None:
 def _handling(
     handler: Callable[[int, Any], None], numbers: tuple[int, ...], *replaced: Any
 ) -> Iterator[None]:
-    """Handle signals that have one of the handlers ``replaced``; only in the main thread."""
+    """Handle signals whose handler is one of ``replaced``; only in the main thread."""
     main = threading.current_thread() is threading.main_thread()
     before = {number: signal.getsignal(number) for number in numbers if main}
     before = {number: old for number, old in before.items() if old in replaced}

@@ -44,10 +44,10 @@ MEMORY = 1 << 30
 """Default bytes of working memory of a search."""
 _RESULT = 80  # bytes of a result: key, sort, score, id
 _BLOCK = 1 << 16  # maximum queries at a time
-_DIVIDED = 8192  # items: longer lists are divided
-_GRID = 1024  # blocks that fill a GPU: fewer queries have several each,
-_PARTS = 64  # at most
-_SAMPLE = 1 << 16  # items whose scores say what more than kernel.MOST results reach
+_DIVIDED = 8192  # lists of more items are divided
+_GRID = 1024  # blocks that fill a GPU; fewer queries have several blocks each
+_PARTS = 64  # maximum blocks for a query
+_SAMPLE = 1 << 16  # items whose scores give the threshold for more than kernel.MOST results
 
 
 def to_gpu(source: Any, device: str | int = 0, *, memory: int = MEMORY) -> DeviceIndex:
@@ -121,8 +121,8 @@ class DeviceIndex(Closing):
         self._columns, self._members = torch.nn.functional.pad(columns, (0, -n % 4))[:, :n], members
         begins = torch.arange(min(n, 1), device=self.device)  # of the lists to divide
         ends = begins + n
-        # Of all lists, level by level: first list or item, how many, last codeword, and whether it
-        # holds lists
+        # For each level, its lists: first list or item, number of them, last codeword, and whether
+        # they are lists.
         nodes: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         total = 0
         for column in columns[: kernel.LEVELS]:
@@ -260,7 +260,7 @@ class DeviceIndex(Closing):
             yield slice(start, min(queries, start + step))
 
     def _best(self, queries: Tensor, block: slice, k: int) -> Tensor:
-        """Return the ``k`` best keys of every query of a block, int64 [q, k], in descending order."""
+        """Return the ``k`` best keys of each query of a block, int64 [q, k], from best to worst."""
         q, n = block.stop - block.start, len(self._members)
         if 0 < k <= kernel.MOST:
             return self._launch(queries, block, k)
@@ -284,7 +284,7 @@ class DeviceIndex(Closing):
             assert rank <= len(sample._members) or bool(
                 enough.all()
             )  # all items have been asked for
-            # Together what has room in the memory, or one query.
+            # Fetch the results of as many queries as fit into the memory together, at least one.
             together = (counts.cumsum(0) - counts) // max(1, self.memory // _RESULT)
             start = 0
             for size in torch.unique_consecutive(together, return_counts=True)[1].tolist():
@@ -353,7 +353,7 @@ class DeviceIndex(Closing):
         tables = torch.empty(q * parts * scratch, dtype=torch.float32, device=self.device)
         codes = self._columns, float(self._columns.stride(0)), self._members
         lists = *self._lists, self._roots, parts
-        # Not earlier: a new thread has the GPU's context once it has used it.
+        # A new thread has the GPU's context only after its first operation there: compile here.
         run = kernel.compiled(M, K, d, self.device)
         ends = null if ends is None else ends
         run(

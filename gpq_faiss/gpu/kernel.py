@@ -265,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) search(
 
 
 def source_of(M: int, K: int, d: int, threads: int = _THREADS) -> str:
-    """The source for codebooks [M, K, d] and blocks of ``threads``."""
+    """Return the source for codebooks [M, K, d] and blocks of ``threads``."""
     assert 4 * threads <= MOST  # what the warps add beyond a limit has room in `best`
     paired = K <= 16
     columns, entries = _tables(M, K)
@@ -296,7 +296,10 @@ def _compiled(M: int, K: int, d: int, device: torch.device) -> Any:
 
 
 def compiled(M: int, K: int, d: int, device: torch.device) -> Callable[[int, list[Any]], None]:
-    """Return a function of the number of blocks and the arguments that runs the kernel on a GPU.
+    """Compile the kernel for a GPU.
+
+    Returns:
+        A function of the number of blocks and the arguments that runs the kernel.
 
     Raises:
         DeviceError: torch cannot compile it.
@@ -311,7 +314,7 @@ def compiled(M: int, K: int, d: int, device: torch.device) -> Callable[[int, lis
 
 
 def scratch_of(M: int, K: int) -> int:
-    """Floats of scratch memory that a block needs for tables that exceed its own memory."""
+    """Return the floats of scratch memory that a block needs for tables too large for its own."""
     columns, entries = _tables(M, K)
     return columns * entries if columns * entries * 4 > _SHARED else 0
 

@@ -1,4 +1,7 @@
-"""Losses from plugins, added to the method's losses; ``[loss.extra]`` gives names and weights."""
+"""Losses of plugins, which are added to the method's losses.
+
+``[loss.extra]`` in the settings gives their names and weights.
+"""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def soft_npair(scores: Tensor, p: Tensor, r: Tensor) -> Tensor:
     as are queries without any possible match. Without queries the loss is 0.
     """
     target = p.to(scores.dtype) @ r.to(scores.dtype).T
-    # A finite floor, not -inf: 0 * -inf would be NaN. Masks instead of indexing avoid GPU
+    # A finite minimum, not -inf: 0 * -inf would be NaN. Masks instead of indexing avoid GPU
     # synchronisation.
     logits = scores.masked_fill(~(r > 0).any(dim=1), torch.finfo(scores.dtype).min / 2)
     row_sums = target.sum(dim=1, keepdim=True)

@@ -224,8 +224,8 @@ class CNNF(Backbone):
                 layers.append(nn.LocalResponseNorm(5, alpha=5e-4, beta=0.75, k=2.0))
             if ends:
                 layers.append(nn.MaxPool2d(3, 2, ceil_mode=True))
-        # Its layers draw before the convolutions do, once more: the order is part of what a seed
-        # means.
+        # The initial weights of these layers are drawn before those of the convolutions. Keep this
+        # order: the weights of a seed depend on it.
         classifier = nn.Sequential(
             *(nn.Linear(256 * 6 * 6, 4096), nn.ReLU(inplace=True), nn.Dropout(0.5)),
             *(nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Dropout(0.5)),

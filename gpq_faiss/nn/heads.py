@@ -7,12 +7,12 @@ from torch import Tensor, nn
 
 
 class SubspaceHeads(nn.Module):
-    """The class networks: M parallel two-layer perceptrons, whose errors are less correlated than
-    those of M linear layers, from float [B, in_width] to [B, M·d].
+    """The class networks: M parallel two-layer perceptrons, from float [B, in_width] to [B, M·d].
 
-    Dropout leaves out the same hidden units for all items of a step, so that their products are not
-    computed (Graham, Reizenstein and Robinson, "Efficient batchwise dropout training using
-    submatrices", 2015): at one half a step takes half the time.
+    Their errors are less correlated than those of M linear layers. Dropout leaves out the same
+    hidden units for all items of a step, so that their products are not computed (Graham,
+    Reizenstein and Robinson, "Efficient batchwise dropout training using submatrices", 2015): at
+    one half a step takes half the time.
 
     Args:
         in_width, hidden, d: widths of inputs, hidden layer and outputs of each of the M
@@ -43,7 +43,7 @@ class SubspaceHeads(nn.Module):
         self.active = max(1, round(hidden * (1 - dropout)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Trunk features float [B, in_width] to raw sub-vectors [B, M·d]."""
+        """Map trunk features float [B, in_width] to raw sub-vectors [B, M·d]."""
         inputs, (M, W, hidden) = x.unsqueeze(0), self.into.shape
         into: Tensor = self.into
         bias: Tensor = self.bias

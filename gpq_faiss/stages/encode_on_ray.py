@@ -144,10 +144,10 @@ class _ShardEncoder:
 
     @cached_property
     def opened(self) -> tuple[Encoder, Dataset]:
-        """The model and the data.
+        """Encoder and data set of this node.
 
         Raises:
-            MismatchError: this node has others.
+            MismatchError: they differ from those of the process that started the run.
         """
         options = self.options
         os.chdir(options["folder"])

@@ -1,7 +1,7 @@
 """Evaluating: a model and labelled data ─► mAP, precision and recall at k, neighbour recall.
 
-Queries and database come from the split of the training, so that no query was seen in training.
-Other models, which must have been trained on the same split, and methods stand beside the model.
+Queries and database come from the split of the training, so that no query was seen in training. The
+model is compared with methods, and with other models that were trained on the same split.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ def _array(shape: tuple[int, ...], dtype: object) -> dict[str, Any]:
 
 
 def _zip(path: Path) -> dict[str, Any]:
-    """The arrays of an ``.npz`` file, or an encoder in a PyTorch archive."""
+    """Describe the arrays of an ``.npz`` file, or an encoder in a PyTorch archive."""
     arrays = {}
     with reading(path, "a zip archive"), zipfile.ZipFile(path) as archive:
         members = archive.infolist()
@@ -191,7 +191,7 @@ def _encoder(path: Path) -> dict[str, Any]:
 
 
 def _index(path: Path) -> dict[str, Any]:
-    """Describe an index, the names beside it, and the changes that a service has made."""
+    """Describe an index, its names, and the changes that a service has made."""
     with open_index(path) as index:
         size = code_size(index.M, index.K)
         changes = read_changes(path, size, index.fingerprint)

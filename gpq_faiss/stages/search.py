@@ -1,7 +1,7 @@
-"""Searching: queries (images, embeddings or encoded vectors) ─► ids and scores of the k best items.
+"""Searching: queries (images, embeddings or vectors) ─► ids and scores of the k best items.
 
-The network encodes the queries, :mod:`gpq_faiss.indexes` searches. Programs that have vectors need
-only the latter.
+The network encodes the queries, and :mod:`gpq_faiss.indexes` searches. Programs that already have
+vectors need only the latter.
 """
 
 from __future__ import annotations

@@ -28,7 +28,12 @@ _TIMEOUT = datetime.timedelta(hours=12)
 
 @dataclass(frozen=True)
 class Group:
-    """The processes of a training: the rank of this process and their number. By default one."""
+    """The processes of a training, by default one.
+
+    Attributes:
+        rank: rank of this process.
+        size: number of processes.
+    """
 
     rank: int = 0
     size: int = 1
