@@ -54,9 +54,8 @@ def export_faiss(**options: Any) -> None:
 
     Any Faiss program reads it with faiss.read_index and adds vectors of items to it; they must come
     from the model's network (gpq encode). Queries are the network's too (the file of gpq
-    export-encoder). If query and
-    item vectors differ, as with all presets except paper and authors, a note says so: Faiss cannot
-    tell them apart.
+    export-encoder). If query and item vectors differ, as with all presets except paper and authors,
+    a note says so: Faiss cannot tell them apart.
 
     \b
     Example:

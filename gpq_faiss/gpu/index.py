@@ -121,8 +121,8 @@ class DeviceIndex(Closing):
         self._columns, self._members = torch.nn.functional.pad(columns, (0, -n % 4))[:, :n], members
         begins = torch.arange(min(n, 1), device=self.device)  # of the lists to divide
         ends = begins + n
-        # For each level, its lists: first list or item, number of them, last codeword, and whether
-        # they are lists.
+        # For each level, its lists: first sub-list or item, number of these, last codeword, and
+        # whether the list holds sub-lists.
         nodes: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         total = 0
         for column in columns[: kernel.LEVELS]:
