@@ -1,1 +1,1 @@
-"""The command line ``gpq``: one file per command; each parses, makes one library call and prints."""
+"""The command line ``gpq``: one file per command, which parses, calls the library and prints."""

@@ -1,4 +1,4 @@
-"""``python -m gpq_cli``, where the command is not on the path."""
+"""Run ``gpq`` as ``python -m gpq_cli``, for machines where the command is not on the path."""
 
 from .main import cli
 

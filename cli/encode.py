@@ -15,11 +15,12 @@ from . import options as common
 @click.command(
     help=f"""Encode DATA with a model: write features.h5, then codes.h5.
 
-Streams: memory does not grow with the data. An interrupted run continues where it stopped when called again,
-unless the data has changed: names, sizes, labels and samples of the content are compared. --overwrite runs the network again.
+Streams: memory does not grow with the data. An interrupted run continues where it stopped when
+called again, unless the data has changed: names, sizes, labels and samples of the content are
+compared. --overwrite runs the network again.
 
-With --ray, the codes are written in shards, files of shard_items items each, into the folder --out; existing shards
-of the same model and data are kept.
+With --ray, the codes are written in shards, files of shard_items items each, into the folder --out;
+existing shards of the same model and data are kept.
 
 \b
 Examples:

@@ -58,8 +58,8 @@ Examples:
     type=click.Choice(["relevant", "relevant-in-top-k", "min(k, relevant)"]),
     default="relevant",
     show_default=True,
-    help="Divisor of mAP@k: all relevant items, those in the top k (usual in papers on hashing), or "
-    "min(k, relevant).",
+    help="Divisor of mAP@k: all relevant items, those in the top k (usual in papers on hashing), "
+    "or min(k, relevant).",
 )
 @common.format_option("json", "markdown", "csv", "latex")
 @click.option("--out", metavar="FILE", help="Write to this file instead of the terminal.")

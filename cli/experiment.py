@@ -136,8 +136,8 @@ def run(grid: str, data: str, changes: tuple[str, ...], **options: Any) -> None:
     if summary.failed:
         name, reason = next(iter(summary.failed.items()))
         failed = len(summary.failed)
-        rest = f" (and {failed - 1:,} others)" if failed > 1 else ""
-        raise DataError(f"{failed:,} of {summary.total:,} runs failed: {name}: {reason}{rest}")
+        suffix = f" (and {failed - 1:,} others)" if failed > 1 else ""
+        raise DataError(f"{failed:,} of {summary.total:,} runs failed: {name}: {reason}{suffix}")
 
 
 @experiment.command(

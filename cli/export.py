@@ -27,12 +27,14 @@ from . import options as common
 )
 @common.overwrite_option
 def export(**options: Any) -> None:
-    """Write a model's codebooks, or codes, for another tool. SOURCE is a model folder; for parquet, codes.h5.
+    """Write a model's codebooks, or codes, for another tool. SOURCE is a model folder; for parquet,
+    codes.h5.
 
-    factory is an empty, trained index as faiss.index_factory makes it of STRING: PQ of the model's codebooks, with fs for FastScan,
-    half as many of 8 bits for byte-fused codebooks, IDMap2 for ids. numpy, nanopq and lancedb are .npz files of float32 codebooks (of
-    lancedb byte-fused: two codebooks of 16 are one of 256, for the same bytes). parquet is a table of ids, codes, names and labels.
-    docs/databases.md shows how each is loaded.
+    factory is an empty, trained index as faiss.index_factory makes it of STRING: PQ of the model's
+    codebooks, with fs for FastScan, half as many of 8 bits for byte-fused codebooks, IDMap2 for
+    ids. numpy, nanopq and lancedb are .npz files of float32 codebooks (of lancedb byte-fused: two
+    codebooks of 16 are one of 256, for the same bytes). parquet is a table of ids, codes, names and
+    labels. docs/databases.md shows how each is loaded.
 
     \b
     Examples:
@@ -50,9 +52,10 @@ def export(**options: Any) -> None:
 def export_faiss(**options: Any) -> None:
     """Write an empty, trained faiss IndexPQ (inner product) with the model's codebooks.
 
-    Any Faiss program reads it with faiss.read_index and adds vectors of items to it; they must come from the model's
-    network (gpq encode). Queries are the network's too (the file of gpq export-encoder). If query and
-    item vectors differ, as with all presets except paper and authors, a note says so: Faiss cannot tell them apart.
+    Any Faiss program reads it with faiss.read_index and adds vectors of items to it; they must come
+    from the model's network (gpq encode). Queries are the network's too (the file of gpq
+    export-encoder). If query and item vectors differ, as with all presets except paper and authors,
+    a note says so: Faiss cannot tell them apart.
 
     \b
     Example:
@@ -66,10 +69,12 @@ def export_faiss(**options: Any) -> None:
 @common.out_option
 @common.overwrite_option
 def export_encoder(**options: Any) -> None:
-    """Write a model's network as one file, ONNX or (.pt2) torch.export: from input to query vectors.
+    """Write a model's network as one file, ONNX or (.pt2) torch.export: from input to query
+    vectors.
 
-    Features go in as float32 [B, W], images as float32 RGB [B, 3, S, S] in [0, 1]. The file is written only after
-    its graph gave the model's vectors on random input. ONNX needs pip install 'gpq-faiss[onnx]'.
+    Features go in as float32 [B, W], images as float32 RGB [B, 3, S, S] in [0, 1]. The file is
+    written only after its graph gave the model's vectors on random input. ONNX needs pip install
+    'gpq-faiss[onnx]'.
 
     \b
     Examples:

@@ -18,25 +18,25 @@ def info(path: str, format_: str) -> None:
     """Describe and verify a file or folder: shapes, sizes, fingerprints, versions.
 
     PATH is a model folder, an unfinished run, features.h5, codes.h5, a split, an index, an exported
-    encoder (.onnx, .pt2), or arrays (.npy, .npz). Of an index, the changes that a service has made beside
-    it are counted.
+    encoder (.onnx, .pt2), or arrays (.npy, .npz). Of an index, the changes that a service has made
+    beside it are counted.
 
     \b
     Examples:
       gpq info model
       gpq info index.faiss --format json
     """
-    found = gpq.info(path)
+    description = gpq.info(path)
     if format_ == "json":
-        common.emit(found)
+        common.emit(description)
         return
-    rows = _flat(found)
+    rows = _flat(description)
     width = max(map(len, rows))
     common.emit("\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in rows.items()))
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """Texts by name; nested values have dotted names."""
+    """Return nested values as texts by dotted name."""
     rows: dict[str, str] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
@@ -45,10 +45,10 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _text(value: Any) -> str:
-    """A value; of a long list the beginning."""
+    """Return a value as text; a long list is cut off."""
     if value is None or value == []:
         return "-"
     if isinstance(value, list):
-        more = f" ... ({len(value)} in all)" if len(value) > 20 else ""
-        return ", ".join(map(_text, value[:20])) + more
+        suffix = f" ... ({len(value)} in all)" if len(value) > 20 else ""
+        return ", ".join(map(_text, value[:20])) + suffix
     return ("yes" if value else "no") if isinstance(value, bool) else str(value)

@@ -19,7 +19,8 @@ from gpq_faiss.training.launch import launched
 from .options import check_apart
 from .progress import shown
 
-# In the order of the path; the module of each is imported when its command is used, so that --help does not wait for torch.
+# In the order of use. The module of a command is imported when the command is called, so that
+# --help does not wait for torch.
 COMMANDS = (
     *(
         "train",
@@ -35,13 +36,14 @@ COMMANDS = (
     *("experiment", "info"),
 )
 
-# Read when OpenMP and OpenBLAS are loaded, with torch and Faiss: threads that wait sleep. By default they spin, and beside another busy
-# process each wait takes the rest of a time slice. What the user has set goes first.
+# OpenMP and OpenBLAS read these when torch and Faiss load them: waiting threads sleep. By default
+# they spin, and if another process is busy, each wait takes the rest of a time slice. Values set by
+# the user have priority.
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "OPENBLAS_THREAD_TIMEOUT": "4"}
 
 
 def _note(ctx: click.Context, option: click.Parameter, value: bool) -> None:
-    """Keep that a flag was given, before or after the name of a command."""
+    """Store that a flag was given, before or after the name of a command."""
     ctx.meta[option.name or ""] = value or ctx.meta.get(option.name or "", False)
 
 
@@ -55,40 +57,43 @@ LOUDNESS = [
 
 
 def loud(command: click.Command) -> click.Command:
-    """The command with ``-q`` and ``-v``; while it runs, its log and progress are shown."""
-    made, inner = copy.copy(command), command.callback
-    made.params = [*command.params, *LOUDNESS]
-    if isinstance(made, click.Group):
-        made.commands = {name: loud(part) for name, part in made.commands.items()}
-        return made
+    """Return the command with ``-q`` and ``-v``; while it runs, its log and progress are shown."""
+    wrapped, inner = copy.copy(command), command.callback
+    wrapped.params = [*command.params, *LOUDNESS]
+    if isinstance(wrapped, click.Group):
+        wrapped.commands = {name: loud(subcommand) for name, subcommand in wrapped.commands.items()}
+        return wrapped
 
     def run(*args: Any, **kwargs: Any) -> None:
         assert inner is not None
         ctx = click.get_current_context()
-        if launched().size > 1 and made.name != "train":
+        if launched().size > 1 and wrapped.name != "train":
             raise UsageError(
                 f"'{ctx.command_path}' is made for one process: start it without torchrun"
             )
-        # No work goes on without a word, whether or not it has stages of its own. A service has no end to wait for.
-        whole = contextlib.nullcontext() if made.name == "serve" else stage(ctx.command_path)
+        # Every command shows progress, whether or not it has stages of its own; only a service has
+        # no end to wait for.
+        command_stage = (
+            contextlib.nullcontext() if wrapped.name == "serve" else stage(ctx.command_path)
+        )
         # Of several processes the first speaks for all.
         with (
             shown(quiet=ctx.meta["quiet"] or launched().rank > 0, verbose=ctx.meta["verbose"]),
-            whole,
+            command_stage,
         ):
             if kwargs.get("overwrite"):
-                check_apart(**kwargs, whole=made.name == "train")
+                check_apart(**kwargs, is_folder=wrapped.name == "train")
             inner(*args, **kwargs)
 
-    made.callback = run
-    return made
+    wrapped.callback = run
+    return wrapped
 
 
 class Commands(click.Group):
     """Lazily loaded commands; errors of the package become one line and an exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order of the path, not alphabetical."""
+        """Return the commands in the order in which they are used, not alphabetically."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -99,9 +104,10 @@ class Commands(click.Group):
         return loud(getattr(module, cmd_name.replace("-", "_")))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """As click's; Ctrl-C gives one line and exit code 130 (click: "Aborted!" and 1).
+        """Run a command as click does, but end with one line on Ctrl-C.
 
-        SIGTERM and SIGHUP likewise, with 143 and 129: work is saved, and temporary files go.
+        The exit code is then 130 (click: "Aborted!" and 1). SIGTERM and SIGHUP do the same with 143
+        and 129: work is saved, and temporary files are removed.
         """
         try:
             with ended_by_signals():
@@ -122,14 +128,17 @@ class Commands(click.Group):
             ctx.exit(128 + number)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """As click's, with our errors: one line on stderr, exit code 2 for usage and 1 for data."""
+        """Run ``gpq`` as click does, with the errors of the package as one line on stderr.
+
+        The exit code is 2 for usage and 1 for data.
+        """
         for name, value in WAITING.items():
             os.environ.setdefault(name, value)
         kwargs["standalone_mode"] = False  # click's own errors are raised, not shown
         code = 1
         try:
-            done = super().main(*args, **kwargs)
-            code = done if isinstance(done, int) else 0
+            result = super().main(*args, **kwargs)
+            code = result if isinstance(result, int) else 0
         except click.exceptions.NoArgsIsHelpError as error:
             error.show()
             code = error.exit_code
@@ -152,13 +161,19 @@ class Commands(click.Group):
 
 
 def _say(line: object, path: str = "gpq", *, of_all: bool = False) -> None:
-    """One line on stderr, whatever a foreign file or library put into it; of several processes the first speaks, unless ``of_all``."""
+    """Write one line to stderr, whatever a foreign file or library put into the message.
+
+    Of several processes only the first writes, unless ``of_all``.
+    """
     if of_all or launched().rank == 0:
         click.echo(f"{path}: {' '.join(str(line).split())}", err=True)
 
 
 def _said_by_another(error: GpqError) -> bool:
-    """Whether another process reports the same: the first of all, or for devices the first on this machine."""
+    """Whether another process reports the same error.
+
+    That is the first of all processes, or for errors of devices the first on this machine.
+    """
     launch = launched()
     of_device = isinstance(error, DeviceError) and launch.local_rank > 0
     return of_device or (launch.rank > 0 and isinstance(error, UsageError | ProcessError))
@@ -176,25 +191,37 @@ _NO_MEMORY = (
 
 
 def _lacks_memory(error: BaseException | None) -> bool:
-    """Whether an error or its causes say so: Python's, the system's, torch's, or the loader's of libraries."""
+    """Whether an error or one of its causes says that memory is exhausted.
+
+    Python, the system, torch and the loader of libraries each say so in their own words.
+    """
     while error is not None:
-        if isinstance(error, MemoryError) or any(part in str(error).lower() for part in _NO_MEMORY):
+        if isinstance(error, MemoryError) or any(
+            phrase in str(error).lower() for phrase in _NO_MEMORY
+        ):
             return True
         error = error.__cause__ or error.__context__
     return False
 
 
 def _end(error: Exception) -> str:
-    """The line on an error of the machine or of the installation; what is a bug is raised again."""
+    """Return the message for an error of the machine or of the installation.
+
+    Any other error is a bug, and is raised again.
+    """
     if _lacks_memory(error):
         return (
-            f"out of memory ({one_line(error)}): end other programs, or lower --memory, --batch-size, training.batch_labelled "
-            "and batch_unlabelled, or use another --device or machine"
+            f"out of memory ({one_line(error)}): end other programs, or lower --memory, "
+            "--batch-size, training.batch_labelled and batch_unlabelled, or use another --device "
+            "or machine"
         )
     package = ((error.name if isinstance(error, ImportError) else None) or "").partition(".")[0]
     if package not in ("", "gpq_faiss", "gpq_cli"):
-        return f"the package {package} is missing or damaged ({one_line(error)}): install gpq-faiss again"
-    # What no stage foresaw, a disk that fills up in the middle of a print, say.
+        return (
+            f"the package {package} is missing or damaged ({one_line(error)}): "
+            "install gpq-faiss again"
+        )
+    # An error that no stage handles, such as a disk that fills up while a result is printed.
     if isinstance(error, OSError):
         return f"{error.filename or 'input or output'}: {error.strerror or error}"
     raise error  # a bug
@@ -207,7 +234,8 @@ def _end(error: Exception) -> str:
 )
 @click.version_option(package_name="gpq-faiss")
 def cli() -> None:
-    """Images or embeddings, a few labels and a lot of unlabelled data to 12 to 48-bit codes that Faiss searches.
+    """Images or embeddings, a few labels and a lot of unlabelled data to 12 to 48-bit codes that
+    Faiss searches.
 
     \b
     The path:

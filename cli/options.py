@@ -14,7 +14,8 @@ from gpq_faiss.errors import UsageError, unknown
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 DATA_HELP = """\b
-DATA is a path (.npy, .npz, .h5, .parquet, .csv, .txt, .tar or a folder of images or such files), or one of
+DATA is a path (.npy, .npz, .h5, .parquet, .csv, .txt, .tar or a folder of images or such files), \
+or one of
   digits                      scikit-learn's digits (embedded)
   cifar10[:ROOT]              CIFAR-10 by torchvision
   fashion-mnist[:ROOT]        Fashion-MNIST by torchvision
@@ -24,7 +25,8 @@ DATA is a path (.npy, .npz, .h5, .parquet, .csv, .txt, .tar or a folder of image
   csv:FILE, parquet:FILE      tables with a column of image paths and one of labels
   webdataset:FILES            WebDataset shards, as 'shard-{000..009}.tar'
   hf:FOLDER                   a Hugging Face data set that save_to_disk wrote
-  features:FILES              embeddings: .npy, .npz, .h5, .parquet ...; several: 'shard-*.npy', or a folder
+  features:FILES              embeddings: .npy, .npz, .h5, .parquet ...; several: 'shard-*.npy', \
+or a folder
 FILE, FILES and tar files may be URLs (https://, s3:// ...)."""
 
 READ: dict[str, click.ParamType[Any]] = {
@@ -40,23 +42,23 @@ READ: dict[str, click.ParamType[Any]] = {
 def pairs(
     option: str, texts: list[str], kinds: Mapping[str, click.ParamType[Any]]
 ) -> dict[str, Any]:
-    """The values of ``KEY=VALUE`` texts by key.
+    """Return the values of ``KEY=VALUE`` texts by key.
 
     Raises:
-        UsageError: another form, an unknown key, one that is given twice, or a value of another type.
+        UsageError: another form, an unknown key, a key given twice, or a value of another type.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if key not in kinds:
             raise UsageError(unknown(f"{option} '{key}'", key, kinds))
-        if not equals or not value or key in found:
+        if not equals or not value or key in values:
             raise UsageError(f"{option} {text}: write {key}=VALUE, once")
         try:
-            found[key] = kinds[key].convert(value, None, None)
+            values[key] = kinds[key].convert(value, None, None)
         except click.BadParameter as error:
             raise UsageError(f"{option} {text}: {error.message}") from None
-    return found
+    return values
 
 
 read_option = click.option(
@@ -70,14 +72,18 @@ read_option = click.option(
 
 
 def data_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options for reading DATA; the command gets them as ``data_args``, arguments of :func:`gpq_faiss.open_data`."""
+    """Add the options for reading DATA.
+
+    The command gets them as ``data_args``, the keyword arguments of :func:`gpq_faiss.open_data`.
+    """
 
     @click.option(
         "--labels",
         metavar="FILE",
-        help="Labels: a table (.csv, .parquet, .json ...) with a column of ids or names of items and one of labels "
-        "(--read id_column=, label_column=); or, in the order of the items: .npy with class numbers (-1: none) or "
-        "0/1 per class, or text with one line per item. Separate several labels by |; an empty entry means none.",
+        help="Labels: a table (.csv, .parquet, .json ...) with a column of ids or names of items "
+        "and one of labels (--read id_column=, label_column=); or, in the order of the items: .npy "
+        "with class numbers (-1: none) or 0/1 per class, or text with one line per item. Separate "
+        "several labels by |; an empty entry means none.",
     )
     @read_option
     @functools.wraps(command)
@@ -92,7 +98,11 @@ def data_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def ray_option(*keys: str) -> Decorator:
-    """Add ``--ray``; the command gets the arguments for the library as ``ray``: the address, and what is given of the numbers ``keys``."""
+    """Add ``--ray ADDRESS[,KEY=N]`` with these keys.
+
+    The command gets a dict ``ray`` of arguments for the library: the address as ``ray``, and the
+    numbers that were given.
+    """
 
     def parse(ctx: click.Context, param: click.Parameter, text: str | None) -> dict[str, Any]:
         del ctx, param
@@ -107,8 +117,8 @@ def ray_option(*keys: str) -> Decorator:
         "--ray",
         metavar="".join(["ADDRESS", *(f"[,{key}=N]" for key in keys)]),
         callback=parse,
-        help="Run on a Ray cluster: local (only this machine), auto (a cluster running here), or HOST:PORT. Its nodes must see the "
-        "same files under the same paths (docs/scale.md).",
+        help="Run on a Ray cluster: local (only this machine), auto (a cluster running here), or "
+        "HOST:PORT. Its nodes must see the same files under the same paths (docs/scale.md).",
     )
 
 
@@ -130,7 +140,10 @@ out_option = click.option("--out", required=True, metavar="PATH", help="Output p
 
 
 def format_option(*formats: str, note: str = "") -> Decorator:
-    """Add ``--format``, with ``table`` as the default; the command gets it as ``format_``, ``text`` for a table."""
+    """Add ``--format``, with ``table`` as the default.
+
+    The command gets it as ``format_``, which is ``text`` for a table.
+    """
     return click.option(
         "--format",
         "format_",
@@ -152,22 +165,33 @@ def check_files(overwrite: bool, out: str | None, picture: str | None = None) ->
             check(path, overwrite=overwrite)
 
 
-def check_apart(*, out: str | None, whole: bool, plot: str | None = None, **given: Any) -> None:
-    """Check before any work that no output is an input, or with ``whole`` a folder with one."""
+def check_apart(
+    *, out: str | None, is_folder: bool, plot: str | None = None, **arguments: Any
+) -> None:
+    """Check before any work that no output replaces an input.
+
+    Args:
+        out, plot: the outputs.
+        is_folder: whether ``out`` is a folder, which must contain no input either.
+        arguments: the other arguments of the command.
+    """
     from gpq_faiss.data.paths import replaces
 
-    values = [value for name, value in given.items() if name not in ("data_args", "format_")]
-    for value in (*values, *given.get("data_args", {}).values()):
+    values = [value for name, value in arguments.items() if name not in ("data_args", "format_")]
+    for value in (*values, *arguments.get("data_args", {}).values()):
         for text in value if isinstance(value, tuple) else [value]:
             for path in filter(None, (out, plot)):
-                if isinstance(text, str) and replaces(path, text, whole=whole):
+                if isinstance(text, str) and replaces(path, text, whole=is_folder):
                     raise UsageError(
                         f"{path} would be replaced, and {text} is read: choose another output"
                     )
 
 
 def emit(value: Any, out: str | None = None) -> None:
-    """Print a result (JSON if it is not text) once the command's progress is gone, or write it to the file ``out``."""
+    """Print a result once the command's progress is gone, or write it to the file ``out``.
+
+    A value that is not text is written as JSON.
+    """
     text = value if isinstance(value, str) else json.dumps(value, indent=2, allow_nan=False)
     # Names of files may be bytes that are no text.
     text = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

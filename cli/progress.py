@@ -1,5 +1,7 @@
-"""What ``gpq`` writes to stderr while it works: its log, above the bars of
-:mod:`gpq_faiss.progress`."""
+"""The output of ``gpq`` on stderr while it works.
+
+It is the log, above the bars of :mod:`gpq_faiss.progress`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from tqdm import tqdm
 
 from gpq_faiss.progress import levels
 
-# torch and matplotlib log at INFO what does not concern a user of gpq.
+# Their messages at level INFO do not concern a user of gpq.
 _LIBRARIES = ("torch", "matplotlib", "faiss", "onnxscript", "PIL")
 
 

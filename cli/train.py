@@ -16,18 +16,22 @@ from . import options as common
 
 
 @click.command(
-    help=f"""Train a model on DATA and write its folder: model.safetensors, config.json, metrics.jsonl, split.json.
+    help=f"""Train a model on DATA and write its folder: model.safetensors, config.json,
+metrics.jsonl, split.json.
 
-A killed run continues with --resume and reaches the same codes (on the CPU). docs/settings.md lists what --set changes.
-Under torchrun several processes train together.
+A killed run continues with --resume and reaches the same codes (on the CPU). docs/settings.md lists
+what --set changes. Under torchrun several processes train together.
 
 \b
 Examples:
   gpq train digits --labelled 10-per-class --set network.backbone=mlp --out model
   gpq train features:clip.npy --labels labels.npy --bits 48 --out model
-  gpq train folder:signs --protocol transfer:'Balinese-*,Latin-*' --preset unseen-classes --out model
-  gpq train cifar10 --labelled 500-per-class --set network.backbone=vgg --set network.weights=imagenet --device cuda --amp --out model
-  torchrun --nproc-per-node 2 --no-python gpq train folder:photos --set network.backbone=vgg --out model
+  gpq train folder:signs --protocol transfer:'Balinese-*,Latin-*' \
+--preset unseen-classes --out model
+  gpq train cifar10 --labelled 500-per-class --set network.backbone=vgg \
+--set network.weights=imagenet --device cuda --amp --out model
+  torchrun --nproc-per-node 2 --no-python gpq train folder:photos \
+--set network.backbone=vgg --out model
 
 {common.DATA_HELP}
 """
@@ -48,18 +52,20 @@ Examples:
     "--labelled",
     default="all",
     show_default=True,
-    help="Labels for the training: N-per-class, a share (5%), a file of ids, or all (except the queries').",
+    help="Labels for the training: N-per-class, a share (5%), a file of ids, or all (except the "
+    "queries').",
 )
 @click.option(
     "--protocol",
     default="1",
     show_default=True,
-    help="How queries are held out: 1, 2, transfer, gpq-authors or none; transfer:CLASSES (names separated by commas, "
-    "with wildcard *) names the unseen classes.",
+    help="How queries are held out: 1, 2, transfer, gpq-authors or none; transfer:CLASSES (names "
+    "separated by commas, with wildcard *) names the unseen classes.",
 )
 @click.option(
     "--queries",
-    help="Queries of protocol 1: N-per-class, or a file of ids.  [default: a sixtieth of each class, at least 10; NUS-WIDE: 100-per-class]",
+    help="Queries of protocol 1: N-per-class, or a file of ids.  [default: a sixtieth of each "
+    "class, at least 10; NUS-WIDE: 100-per-class]",
 )
 @click.option(
     "--seed",
@@ -92,7 +98,9 @@ def _settings(
     bits: int | None,
     seed: int | None,
 ) -> gpq.Config:
-    """The settings, from low to high: preset, file, ``--set``, ``--bits`` and ``--seed``; checked."""
+    """Return the checked settings: each of preset, file, ``--set``, ``--bits`` and ``--seed``
+    overrides those before it.
+    """
     from gpq_faiss import config as settings
 
     base = settings.preset(preset or "recommended")
@@ -119,12 +127,15 @@ def _settings(
 def _summary(folder: Path, config: gpq.Config) -> str:
     from gpq_faiss.faissio.model import read_description
 
-    done = read_description(folder)["training"]
+    training = read_description(folder)["training"]
     # Times are in the metrics alone: of the same data and settings, all else has the same bytes.
     seconds = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["seconds"]
-    score = done["validation_map"]
-    best = f", validation mAP {score:.4f} at step {done['best_step']}" if score is not None else ""
+    score = training["validation_map"]
+    best = (
+        f", validation mAP {score:.4f} at step {training['best_step']}" if score is not None else ""
+    )
     return (
-        f"{folder}: {config.quantizer.bits} bits, {done['labelled_items']:,} labelled and "
-        f"{done['unlabelled_items']:,} unlabelled items, {done['steps']:,} steps in {seconds:.1f} s{best}"
+        f"{folder}: {config.quantizer.bits} bits, {training['labelled_items']:,} labelled and "
+        f"{training['unlabelled_items']:,} unlabelled items, {training['steps']:,} steps in "
+        f"{seconds:.1f} s{best}"
     )

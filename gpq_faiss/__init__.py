@@ -7,8 +7,8 @@
     gpq.index("model", "codes.h5", "index.faiss")
     found = gpq.search("model", "index.faiss", "digits", k=10, rows="0:8")
 
-Each name below is imported when it is first used, so ``import gpq_faiss`` is quick and needs no torch. The stages take
-paths and return a path or a result.
+Each name below is imported when it is first used, so ``import gpq_faiss`` is quick and needs no
+torch. The stages take paths and return a path or a result.
 """
 
 import re
@@ -17,7 +17,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-# Said once, for type checkers too: the stub beside this file imports each name from its module.
+# Names and modules are listed once, in the stub, which type checkers read too.
 _STUB = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
 _WHERE = {
     name: module

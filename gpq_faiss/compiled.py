@@ -30,26 +30,30 @@ _LONG = ("search", "search_together", "visit")  # loops of exact search, which t
 
 
 class _Cache(FunctionCache):  # type: ignore[misc]
-    """Compiled code in files. What cannot be read is compiled again, and what cannot be written is not kept."""
+    """A file cache of compiled code that never fails.
+
+    Files that cannot be read are compiled again; code that cannot be written is not kept.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
-        # Numba looks for changes in the file of a loop alone; what the loop calls is compiled with it.
+        # Numba looks for changes only in the file of a loop, but functions that the loop calls are
+        # compiled with it.
         names = {str(getattr(value, "__module__", "")) for value in function.__globals__.values()}
         ours = sorted(name for name in names if name.partition(".")[0] == __package__)
         sources = [inspect.getsource(sys.modules[name]) for name in ours]
         self._cache_file._source_stamp = self._cache_file._source_stamp, fingerprint(*sources)
 
     def load_overload(self, *arguments: Any) -> Any:
-        there = None
+        overload = None
         try:
-            there = super().load_overload(*arguments)
+            overload = super().load_overload(*arguments)
         except Exception:  # damaged files raise any error
             with contextlib.suppress(OSError):
                 self.flush()
-        if there is None and self._py_func.__name__ in _LONG:
+        if overload is None and self._py_func.__name__ in _LONG:
             _log.info("compiling the loops of exact search: some seconds, once per installation")
-        return there
+        return overload
 
     def save_overload(self, *arguments: Any) -> None:
         with contextlib.suppress(OSError):
@@ -63,16 +67,21 @@ def options(*, counted: bool) -> dict[str, bool]:
 
 
 def compiled(function: Function, *, counted: bool = True) -> Function:
-    """Compiled on the first call. The result is kept beside its file or in the user's cache folder; nowhere if neither can be written."""
-    made: Any = cast(Any, numba.njit)(**options(counted=counted))(function)
+    """Compile a function on its first call.
+
+    The machine code is cached beside the function's file, or in the user's cache folder; if neither
+    can be written, it is compiled again in every process.
+    """
+    dispatcher: Any = cast(Any, numba.njit)(**options(counted=counted))(function)
     with contextlib.suppress(RuntimeError, OSError, AttributeError, TypeError):
-        made._cache = _Cache(function)
-    return cast(Function, made)
+        dispatcher._cache = _Cache(function)
+    return cast(Function, dispatcher)
 
 
 def inner(function: Function) -> Function:
-    """As :func:`compiled`, for a function that makes no arrays and is called often by one that is compiled.
+    """Compile a function that makes no arrays and is called often by a compiled one.
 
-    It does not count references to its arrays, which its caller holds: threads would wait for each other at the counts.
+    References to its arrays are not counted, since its caller holds them: threads would wait for
+    each other at the counters.
     """
     return compiled(function, counted=False)

@@ -1,7 +1,6 @@
-"""Settings of a training run: a preset, of which a TOML file and then the command line change
-single fields.
+"""Settings of a training run: a preset, which a TOML file and then the command line may change.
 
-docs/settings.md says what each means. Types and ranges are declared with the fields; pydantic
+docs/settings.md explains each setting. Types and ranges are declared with the fields; pydantic
 checks them and refuses unknown names. The fingerprint covers every field, so that a checkpoint of
 another configuration is never used by mistake.
 """
@@ -60,7 +59,7 @@ class QuantizerConfig(_Section):
 
 @dataclass(frozen=True)
 class NetworkConfig(_Section):
-    """The feature extractor F."""
+    """Settings of the feature extractor F."""
 
     backbone: str = "auto"
     weights: str = "none"
@@ -70,7 +69,7 @@ class NetworkConfig(_Section):
 
     @property
     def first_noise(self) -> float:
-        """The noise, 0.5 for ``auto``."""
+        """Standard deviation of the noise; 0.5 for ``auto``."""
         return 0.5 if self.noise == "auto" else self.noise
 
 
@@ -96,7 +95,7 @@ class PosteriorConfig(_Section):
 
 @dataclass(frozen=True)
 class TrainingConfig(_Section):
-    """Optimisation."""
+    """Settings of the optimisation."""
 
     steps: Positive | Literal["auto"] = 1000
     batch_labelled: Annotated[int, Ge(2), Le(2**31)] = 500
@@ -109,7 +108,10 @@ class TrainingConfig(_Section):
 
 @dataclass(frozen=True)
 class Config(_Section):
-    """All settings of a training run. Sections of methods other than ``method`` have no effect."""
+    """All settings of one training run.
+
+    Sections that belong to methods other than ``method`` have no effect.
+    """
 
     preset: str = "paper"
     method: Literal["gpq", "gpq-printed", "gpq-triplet", "gpq-authors", "posterior"] = "gpq"
@@ -136,30 +138,33 @@ class Config(_Section):
 
     @property
     def dropout(self) -> float:
-        """Of the hidden layers of perceptrons."""
+        """Dropout rate of the hidden layers of perceptrons."""
         return (0.5 if self.class_networks else 0.2) if self.network.noise else 0.0
 
     @property
     def schedule(self) -> Literal["step", "cosine"]:
-        """Of the learning rate: the paper's steps where the network learns without noise, as the
-        paper's does."""
+        """Schedule of the learning rate.
+
+        It is the paper's steps for networks that learn without noise, as the paper's do.
+        """
         return "cosine" if self.network.noise else "step"
 
     @property
     def beta1(self) -> float:
-        """Of Adam."""
+        """β1 of Adam."""
         return 0.9 if self.schedule == "cosine" else 0.5
 
     def fingerprint(self) -> str:
-        """16 hex digits over every field."""
+        """Return 16 hex digits that identify the values of all fields."""
         return fingerprint(json.dumps(to_dict(self), sort_keys=True))
 
     def with_settings(self, changes: Mapping[str, Any]) -> Config:
-        """A copy with ``changes`` (nested as in TOML) applied; names, types and ranges are checked.
+        """Return a copy with ``changes`` (nested as in TOML) applied; names, types and ranges are
+        checked.
 
         Raises:
             UsageError: an unknown key, or a value of the wrong kind or out of range; the message
-                gives its dotted name.
+                names the setting (``training.steps``).
 
         Examples:
             >>> preset("recommended").with_settings({"training": {"steps": 400}}).training.steps
@@ -170,8 +175,8 @@ class Config(_Section):
                 f"{changes!r}: settings are nested dicts, as {{'training': {{'steps': 400}}}}"
             )
         try:
-            # Through JSON, where a list becomes a tuple and an object a section, and nothing else
-            # is converted.
+            # From JSON, pydantic converts a list to a tuple and an object to a section, and nothing
+            # else.
             return _adapter().validate_json(
                 json.dumps(updated(to_dict(self), changes), default=str)
             )
@@ -191,8 +196,8 @@ _RECOMMENDED = Config(
     quantizer=QuantizerConfig(subdim=18),
     network=NetworkConfig(noise="auto"),
     loss=LossConfig(lambda1=1.0, lambda2=0.0),
-    # Every label is learnt from: with a falling rate there is little to choose among the last
-    # steps.
+    # All labels are used for training: with a falling learning rate the last steps hardly differ,
+    # so a validation would have little to choose from.
     training=TrainingConfig("auto", 125, 400, learning_rate=1e-3, validation=0.0),
 )
 
@@ -221,7 +226,10 @@ PRESETS: dict[str, Config] = {
 
 
 def preset(name: str) -> Config:
-    """The named preset. Raises UsageError: there is none of that name.
+    """Return the preset of this name.
+
+    Raises:
+        UsageError: there is none of that name.
 
     Examples:
         >>> preset("recommended").method, preset("paper").quantizer.bits
@@ -233,8 +241,10 @@ def preset(name: str) -> Config:
 
 
 def codebooks_for_bits(bits: int, codewords: int = 16) -> int:
-    """M for a code of ``bits`` bits. Raises UsageError: they are not a multiple of ``log2
-    codewords``.
+    """Return the number M of codebooks of a code of ``bits`` bits.
+
+    Raises:
+        UsageError: ``bits`` is not a multiple of ``log2 codewords``.
 
     Examples:
         >>> codebooks_for_bits(48)
@@ -250,7 +260,7 @@ def codebooks_for_bits(bits: int, codewords: int = 16) -> int:
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Plain nested dict of a config, ready for JSON."""
+    """Return a config as plain nested dicts, ready for JSON."""
     return dataclasses.asdict(config)
 
 
@@ -260,7 +270,7 @@ def _adapter() -> TypeAdapter[Config]:
 
 
 def updated(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """``values`` with nested ``changes``, in place."""
+    """Apply nested ``changes`` to ``values`` in place, and return ``values``."""
     for key, value in changes.items():
         old = values.get(key)
         values[key] = (
@@ -270,7 +280,7 @@ def updated(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 
 def _message(error: ValidationError) -> str:
-    """One line on the first setting that is wrong: its name, and what it may be."""
+    """Return one line on the first invalid setting: its name, and the values that it may have."""
     errors = error.errors(include_url=False)
     first, location = errors[0], errors[0]["loc"][:2]
     name = ".".join(map(str, location))
@@ -279,13 +289,14 @@ def _message(error: ValidationError) -> str:
         names = [".".join([*map(str, location[:-1]), setting]) for setting in vars(section)]
         return unknown(f"setting '{name}'", name, names)
     # Of a setting of several types there is one error for each.
-    of_it = [failure["msg"].lower() for failure in errors if failure["loc"][:2] == location]
-    return f"{name} = {reprlib.repr(first['input'])}: {', or '.join(of_it)}"
+    messages = [detail["msg"].lower() for detail in errors if detail["loc"][:2] == location]
+    return f"{name} = {reprlib.repr(first['input'])}: {', or '.join(messages)}"
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
-    """Nested changes of ``section.key=value`` texts, for :meth:`Config.with_settings`; values as in
-    TOML, or plain text. The last of a name counts.
+    """Parse ``section.key=value`` texts into nested changes for :meth:`Config.with_settings`.
+
+    Values are read as TOML, or else as plain text. If a name is repeated, its last value counts.
 
     Raises:
         UsageError: a text of another form.
@@ -314,7 +325,7 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
 
 
 def from_dict(values: Mapping[str, Any]) -> Config:
-    """The config that :func:`to_dict` wrote; missing keys take the preset's value.
+    """Return the config that :func:`to_dict` wrote; missing keys take the preset's value.
 
     Raises:
         UsageError: a bad value, or a setting that this version does not have.
@@ -323,8 +334,12 @@ def from_dict(values: Mapping[str, Any]) -> Config:
 
 
 def read_toml(path: str | Path, base: Config) -> Config:
-    """Read a run's TOML, which changes its ``preset``, or without one ``base``. Raises DataError:
-    not TOML."""
+    """Read the TOML file of a run, which changes its ``preset``, or ``base`` if it names none.
+
+    Raises:
+        DataError: the file is not TOML.
+        UsageError: a setting is unknown or invalid.
+    """
     values = read_input(Path(path), "the settings of a run (--config)")
     try:
         return (preset(str(values["preset"])) if "preset" in values else base).with_settings(values)
@@ -333,8 +348,11 @@ def read_toml(path: str | Path, base: Config) -> Config:
 
 
 def validate(config: Config) -> Config:
-    """Return ``config`` if all settings are in range and go together. Raises UsageError, naming the
-    setting and its range."""
+    """Return ``config`` if all settings are in range and fit together.
+
+    Raises:
+        UsageError: they are not; the message names the setting and its range.
+    """
     if not isinstance(config, Config):
         raise UsageError(
             f"{config!r} is not a Config: give gpq.preset('recommended'), with .with_settings(...)"

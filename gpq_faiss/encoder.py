@@ -1,6 +1,7 @@
-"""Encoders: from items or queries to vectors, by a model folder, or by a file of ``gpq export-encoder``.
+"""Encoders turn items or queries into vectors.
 
-torch is imported only to load a model folder; an ONNX file does not need it.
+They run a model folder, or a file of ``gpq export-encoder``. torch is imported only to load a model
+folder; an ONNX file does not need it.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Embedder(ABC):
 
     @property
     def bits(self) -> int:
-        """Length of a code."""
+        """Length of a code in bits."""
         return self.shape[0] * (self.shape[1].bit_length() - 1)
 
     @abstractmethod
@@ -74,14 +75,17 @@ class Embedder(ABC):
     def _vectors(self, values: NDArray[Any], queries: bool) -> Vectors: ...
 
     def embed(self, values: Any, *, queries: bool = False) -> Vectors:
-        """Vectors float32 [n, M·d] of items in memory.
+        """Compute vectors float32 [n, M·d] of items in memory.
 
         Args:
-            values: vectors [n, width] (array, list or tensor), or one or several images in the forms of :func:`.images.to_images`.
-            queries: compute query vectors instead of item vectors. They differ for models with class networks (``recommended``).
+            values: vectors [n, width] (array, list or tensor), or one or several images in the
+                forms of :func:`.images.to_images`.
+            queries: compute query vectors instead of item vectors. They differ for models with
+                class networks (``recommended``).
 
         Returns:
-            The vectors, and bool [n]: whether each has a non-zero finite sub-vector in every sub-space (else, or of zeros, it has no code).
+            The vectors, and a mask bool [n]: false for items without a code, whose sub-vectors are
+                not all finite and non-zero, or which are themselves zero.
         """
         images = self.input_kind == "images"
         items = (
@@ -101,16 +105,20 @@ class Embedder(ABC):
     def check(self, dataset: Dataset) -> None:
         """Check that data fit the model, and warn, once, of vectors at another scale.
 
-        Raises MismatchError: images for vectors or the reverse, or vectors of another width.
+        Raises:
+            MismatchError: images for vectors or the reverse, or vectors of another width.
         """
         if dataset.kind != self.input_kind:
-            what = f"takes {self.input_kind}, but {dataset.name} holds {dataset.kind}"
+            mismatch = f"takes {self.input_kind}, but {dataset.name} holds {dataset.kind}"
             raise MismatchError(
-                f"{self.source} {what}: give the kind of data that the model was trained on"
+                f"{self.source} {mismatch}: give the kind of data that the model was trained on"
             )
         if isinstance(dataset, FeatureDataset) and dataset.width != self.input_width:
-            what = f"takes features of width {self.input_width}, but {dataset.name} has width {dataset.width}"
-            raise MismatchError(f"{self.source} {what}: give features from the same extractor")
+            mismatch = (
+                f"takes features of width {self.input_width}, but {dataset.name} has width "
+                f"{dataset.width}"
+            )
+            raise MismatchError(f"{self.source} {mismatch}: give features from the same extractor")
         message = (
             scale_warning(self.scale, typical_scale(dataset), len(dataset)) if self.scale else None
         )
@@ -127,34 +135,38 @@ class Embedder(ABC):
         batch_size: int = 0,
         queries: bool = False,
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
-        """Yield rows and vectors of the items at ``rows`` (default: all) in batches, without broken images.
-        ``queries`` as in :meth:`embed`.
+        """Yield rows and vectors of the items at ``rows`` (default: all) in batches.
+
+        Broken images are left out. ``queries`` is as for :meth:`embed`.
         """
         self.check(dataset)
         positions = np.arange(len(dataset)) if rows is None else rows
         size = batch_size or self.batch_size(dataset)
         with Reader(dataset, self.image_size) as reader:
-            parts = [positions[i : i + size] for i in range(start, len(positions), size)]
-            for part, (values, ok) in zip(parts, reader.stream(parts), strict=True):
+            batches = [positions[i : i + size] for i in range(start, len(positions), size)]
+            for batch, (values, ok) in zip(batches, reader.stream(batches), strict=True):
                 vectors, fine = self._vectors(values, queries)
                 if not fine.all():
-                    what = "a zero or infinite sub-vector after the network, which has no direction and so no code"
-                    bad = rows_that(part[ok][~fine], "have")
-                    raise DataError(f"{dataset.name}: {bad} {what}: leave such rows out")
-                yield part[ok], vectors
+                    fault = (
+                        "a zero or infinite sub-vector after the network, which has no direction "
+                        "and so no code"
+                    )
+                    bad = rows_that(batch[ok][~fine], "have")
+                    raise DataError(f"{dataset.name}: {bad} {fault}: leave such rows out")
+                yield batch[ok], vectors
 
     def embed_rows(
         self, dataset: Dataset, rows: NDArray[np.int64], *, queries: bool = False
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """:meth:`batches` concatenated: rows int64 [n] and vectors float32 [n, M·d]."""
+        """Return the concatenated :meth:`batches`: rows int64 [n] and vectors float32 [n, M·d]."""
         M, _, d = self.shape
-        there, parts = [np.empty(0, np.int64)], [np.empty((0, M * d), np.float32)]
+        readable, blocks = [np.empty(0, np.int64)], [np.empty((0, M * d), np.float32)]
         with stage("encoding queries" if queries else "encoding", len(rows)) as encoding:
             for positions, vectors in self.batches(dataset, rows, queries=queries):
-                there.append(positions)
-                parts.append(vectors)
+                readable.append(positions)
+                blocks.append(vectors)
                 encoding.advance(len(positions))
-        return np.concatenate(there), np.concatenate(parts)
+        return np.concatenate(readable), np.concatenate(blocks)
 
 
 @dataclass(frozen=True)
@@ -185,10 +197,10 @@ class Encoder(Embedder):
         from .methods.model import load_model
         from .nn.device import resolve_device
 
-        place = resolve_device(device)
-        model = load_model(folder, place)
+        torch_device = resolve_device(device)
+        model = load_model(folder, torch_device)
         input_ = model.description["input"]
-        if place.type == "cuda" and input_["kind"] == "images":
+        if torch_device.type == "cuda" and input_["kind"] == "images":
             model.network.to(memory_format=torch.channels_last)
         M, K, d = model.codebooks.shape
         return cls(
@@ -200,7 +212,7 @@ class Encoder(Embedder):
             model.model_fingerprint,
             model.codebooks_fingerprint,
             model=model,
-            device=place,
+            device=torch_device,
             amp=amp,
         )
 
@@ -237,12 +249,12 @@ class Encoder(Embedder):
         start: int = 0,
         batch_size: int = 0,
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:
-        """As :meth:`batches`, with packed codes uint8 [n, code_size] instead of vectors."""
+        """Yield :meth:`batches` with packed codes uint8 [n, code_size] instead of vectors."""
         for positions, vectors in self.batches(dataset, rows, start=start, batch_size=batch_size):
             yield positions, encode_vectors(vectors, self.model.codebooks)
 
 
-# Of gpq export-encoder -------------------------------------------------------------------------------------------------
+# Files of gpq export-encoder ---------------------------------------------------------------------
 
 METADATA_FILE = "gpq.json"
 """End of the name of the metadata's member in a PyTorch archive."""
@@ -252,7 +264,10 @@ _Size = Annotated[int, Field(ge=1, lt=2**31)]
 
 
 class Metadata(BaseModel):
-    """What the file says of itself: all values are text, as in ONNX; lists and dicts as JSON."""
+    """Metadata of an exported encoder.
+
+    All values are texts, as in ONNX; lists and dicts are JSON.
+    """
 
     kind: Literal["gpq-encoder"] = "gpq-encoder"
     format_version: Literal["1"] = "1"
@@ -269,13 +284,15 @@ class Metadata(BaseModel):
 
     @property
     def input_shape(self) -> list[int]:
-        """Of an item."""
+        """Shape of one item."""
         side = self.image_size
         return [self.input_width] if self.input_kind == "features" else [3, side, side]
 
 
 def read_encoder_metadata(path: str | Path) -> Metadata:
-    """Metadata of a file of ``gpq export-encoder``; nothing in it is run or unpickled, and torch is not needed.
+    """Read the metadata of a file of ``gpq export-encoder``.
+
+    Nothing in the file is run or unpickled, and torch is not needed.
 
     Raises:
         DataError: missing, truncated, damaged, or not made by ``gpq export-encoder``.
@@ -296,14 +313,17 @@ def _parse(raw: Any, path: Path) -> Metadata:
         return Metadata.model_validate(raw)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        why = " ".join(f"{'.'.join(map(str, first['loc']))}: {first['msg']}".split())[:160]
+        reason = " ".join(f"{'.'.join(map(str, first['loc']))}: {first['msg']}".split())[:160]
         raise DataError(
-            f"{path} was not made by this version of gpq export-encoder ({why})"
+            f"{path} was not made by this version of gpq export-encoder ({reason})"
         ) from None
 
 
 def _open_session(path: Path) -> Any:
-    """An ``onnxruntime.InferenceSession`` of a file, on the CPU. Raises almost anything: it is damaged."""
+    """Open a file as an ``onnxruntime.InferenceSession`` on the CPU.
+
+    A damaged file raises almost any exception.
+    """
     remedy = "pip install 'gpq-faiss[search]' or 'gpq-faiss[onnx]'"
     onnxruntime = optional("onnxruntime", f"{path}: ONNX needs the package onnxruntime: {remedy}")
     check_memory(2 * path.stat().st_size, str(path))
@@ -316,18 +336,18 @@ def _open_session(path: Path) -> Any:
 
 
 def _metadata_of(session: Any, path: Path) -> Metadata:
-    """Metadata of an ONNX file, whose graph must have the input and output that they say."""
-    about = _parse(dict(session.get_modelmeta().custom_metadata_map), path)
+    """Return the metadata of an ONNX file, after a check against its graph's input and output."""
+    metadata = _parse(dict(session.get_modelmeta().custom_metadata_map), path)
     nodes = [*session.get_inputs(), session.get_outputs()[0]]
-    found = [(one.name, one.type, one.shape[1:]) for one in nodes]
-    vectors = ("vectors", "tensor(float)", [about.codebooks * about.subdim])
-    if found != [(about.input_kind, "tensor(float)", about.input_shape), vectors]:
+    signature = [(node.name, node.type, node.shape[1:]) for node in nodes]
+    vectors = ("vectors", "tensor(float)", [metadata.codebooks * metadata.subdim])
+    if signature != [(metadata.input_kind, "tensor(float)", metadata.input_shape), vectors]:
         raise DataError(f"{path}: its graph does not match its metadata: export the encoder again")
-    return about
+    return metadata
 
 
 def graph_input(values: NDArray[Any]) -> NDArray[np.float32]:
-    """What the graph takes: features as they are, images uint8 in [0, 1]."""
+    """Return the input of the graph: features unchanged, or images uint8 scaled to [0, 1]."""
     return values.astype(np.float32) / np.float32(255) if values.dtype == np.uint8 else values
 
 
@@ -356,11 +376,13 @@ class OnnxEncoder(Embedder):
             )
         with reading(path, "an exported encoder"):
             session = _open_session(path)
-            about = _metadata_of(session, path)
-        same = ("input_kind", "input_width", "image_size", "codebooks_fingerprint")
-        known: dict[str, Any] = {name: getattr(about, name) for name in same}
-        shape = about.codebooks, about.codewords, about.subdim
-        return cls(path, shape=shape, fingerprint=about.model_fingerprint, session=session, **known)
+            metadata = _metadata_of(session, path)
+        names = ("input_kind", "input_width", "image_size", "codebooks_fingerprint")
+        attributes: dict[str, Any] = {name: getattr(metadata, name) for name in names}
+        shape = metadata.codebooks, metadata.codewords, metadata.subdim
+        return cls(
+            path, shape=shape, fingerprint=metadata.model_fingerprint, session=session, **attributes
+        )
 
     def batch_size(self, dataset: Dataset) -> int:
         """Default number of items per batch."""
@@ -369,7 +391,8 @@ class OnnxEncoder(Embedder):
     def _vectors(self, values: NDArray[Any], queries: bool) -> Vectors:
         if not queries:
             raise UsageError(
-                f"{self.source} makes vectors of queries only (queries=True): items need the model folder"
+                f"{self.source} makes vectors of queries only (queries=True): "
+                "items need the model folder"
             )
         x = graph_input(values)
         M, _, d = self.shape
@@ -396,7 +419,11 @@ def is_onnx(model: str | Path) -> bool:
 
 
 def open_encoder(model: str | Path, device: str = "cpu") -> Encoder | OnnxEncoder:
-    """Open an encoder of queries: a model folder (torch), or an ONNX file of ``gpq export-encoder`` (onnxruntime).
+    """Open an encoder of queries.
+
+    Args:
+        model: a model folder (torch), or an ONNX file of ``gpq export-encoder`` (onnxruntime).
+        device: device of the network.
 
     Raises:
         DataError, MismatchError: neither, or damaged.

@@ -52,26 +52,33 @@ _EXTRAS = {
 }
 
 
-def needs(what: str, missing: ImportError) -> str | None:
-    """One line that names the extra with a package that ``what`` needs; None if there is none."""
+def needs(feature: str, missing: ImportError) -> str | None:
+    """Return one line that names the extra whose packages ``feature`` needs.
+
+    The result is None if the missing package belongs to no extra.
+    """
     package = (missing.name or "").partition(".")[0]
     if package not in _EXTRAS:
         return None
     name = {"sklearn": "scikit-learn", "faiss": "Faiss"}.get(package, package)
-    both = " or 'gpq-faiss[train]'" if package == "faiss" else ""
-    return f"{what} needs {name}: pip install 'gpq-faiss[{_EXTRAS[package]}]'{both}"
+    alternative = " or 'gpq-faiss[train]'" if package == "faiss" else ""
+    return f"{feature} needs {name}: pip install 'gpq-faiss[{_EXTRAS[package]}]'{alternative}"
 
 
 def optional(module: str, remedy: str, error: type[GpqError] = UsageError) -> Any:
-    """A module of an extra. Raises ``error`` with the text ``remedy``: it is not installed."""
+    """Import and return a module of an extra.
+
+    Raises:
+        GpqError: it is not installed: an ``error`` with the text ``remedy``.
+    """
     try:
         return importlib.import_module(module)
     except ImportError:
         raise error(remedy) from None
 
 
-def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """One line for an unknown name: the nearest known one, or all.
+def unknown(subject: str, name: str, choices: Iterable[str]) -> str:
+    """Return one line on an unknown name, with the most similar choice, or all choices.
 
     Examples:
         >>> unknown("setting 'step'", "step", ["steps", "seed"])
@@ -79,15 +86,15 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
         >>> unknown("setting 'x'", "x", ["steps", "seed"])
         "setting 'x' is unknown: choose one of steps, seed"
     """
-    names = list(known)
+    names = list(choices)
     if not names:
-        return f"{what} is unknown: there is none"
+        return f"{subject} is unknown: there is none"
     near = difflib.get_close_matches(name, names, 1)
-    return f"{what} is unknown: " + (
+    return f"{subject} is unknown: " + (
         f"did you mean '{near[0]}'?" if near else f"choose one of {', '.join(names)}"
     )
 
 
 def one_line(error: BaseException, limit: int = 160) -> str:
-    """The text of any exception in one short line."""
+    """Return the message of any exception as one short line."""
     return " ".join(str(error).split())[:limit].rstrip(".: ") or type(error).__name__

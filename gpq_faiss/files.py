@@ -2,9 +2,8 @@
 
 An output is made under a temporary name beside its place (``.tmp-RANDOM.NAME``), synced to disk,
 and renamed. The process that makes it holds a lock on it, so that the next command with the same
-output
-removes what a killed process left. Two commands that write one output do not wait for each other:
-the last one wins. Only work that can be resumed has a lock of its own (:func:`unfinished`).
+output removes what a killed process left. Two commands that write one output do not wait for each
+other: the last one wins. Only work that can be resumed has a lock of its own (:func:`unfinished`).
 """
 
 from __future__ import annotations
@@ -43,7 +42,9 @@ _WRITE_ERRORS = {
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn an ``OSError`` of the block into a DataError: ``path`` cannot be written, and why."""
+    """Turn an ``OSError`` of the ``with`` block into a DataError that says why ``path`` is not
+    written.
+    """
     try:
         yield
     except OSError as error:
@@ -89,7 +90,7 @@ def check_output(path: str | Path, *, overwrite: bool, folder: bool = False) -> 
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Remove temporary outputs that killed processes left beside ``path``: nobody locks them."""
+    """Remove temporary outputs for ``path`` of killed processes, which hold no lock any more."""
     pattern = ".tmp-" + 12 * "[0-9a-f]" + f".{glob.escape(path.name)}"
     for leftover in map(path.with_name, glob.glob(pattern, root_dir=path.parent)):
         with contextlib.suppress(OSError), _locked(leftover):
@@ -101,7 +102,11 @@ def _remove_leftovers(path: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a file or folder. Raises BlockingIOError: another process holds it."""
+    """Hold the lock of a file or folder.
+
+    Raises:
+        BlockingIOError: another process holds it.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -162,7 +167,10 @@ def _temporary(path: Path, folder: bool) -> Iterator[Path]:
 
 
 def _replace(source: Path, target: Path) -> None:
-    """Rename ``source``, also over a folder with files: Linux exchanges the two in one step."""
+    """Rename ``source`` to ``target``, which may be a folder with files.
+
+    Linux exchanges two folders in one step.
+    """
     if source.is_dir() and target.is_dir():
         renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
         current_folder, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
@@ -236,18 +244,18 @@ def write_json(path: str | Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
-def read_json(path: str | Path, what: str) -> Any:
-    """Read JSON; ``what`` names the expected content in errors.
+def read_json(path: str | Path, contents: str) -> Any:
+    """Read JSON; ``contents`` names the expected content in errors.
 
     Raises:
         DataError: the file is missing, unreadable or not JSON.
     """
-    text = read_text(Path(path), what)
+    text = read_text(Path(path), contents)
     try:
         return parse_json(text)
     except ValueError as error:
         raise DataError(
-            f"{path} is not the JSON of {what} ({error}): it is damaged or foreign"
+            f"{path} is not the JSON of {contents} ({error}): it is damaged or foreign"
         ) from None
 
 
@@ -258,13 +266,13 @@ def versions(*packages: str) -> dict[str, str]:
     return {name: python.get(name) or importlib.import_module(name).__version__ for name in names}
 
 
-def fingerprint(*parts: bytes | str) -> str:
+def fingerprint(*contents: bytes | str) -> str:
     """Return a short name for content: 16 hex digits of SHA-256.
 
-    Each part is preceded by its length, so that parts cannot run together.
+    The length precedes each of the ``contents``, so that they cannot run together.
     """
     digest = hashlib.sha256()
-    for part in parts:
-        data = part.encode("utf-8", "surrogateescape") if isinstance(part, str) else part
+    for content in contents:
+        data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()[:16]

@@ -22,28 +22,46 @@ _SMALL = 16 << 20  # sizes up to this are not checked
 _CONTAINER = "/sys/fs/cgroup/memory"
 
 
-def check_file(path: Path, what: str) -> int:
-    """Size in bytes of a file to read. Raises DataError: ``what`` is missing, a folder, not permitted, or a device or pipe."""
+def check_file(path: Path, description: str) -> int:
+    """Return the size in bytes of a file that is to be read.
+
+    Args:
+        description: the expected content, for messages ("a Parquet file").
+
+    Raises:
+        DataError: the file is missing, a folder, a device or a pipe, or may not be read.
+    """
     try:
         status = path.stat()
     except FileNotFoundError:
-        raise DataError(f"{path} not found: {what} is expected") from None
+        raise DataError(f"{path} not found: {description} is expected") from None
     except (OSError, ValueError) as error:  # a NUL in the name is a ValueError
         raise DataError(
             f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
         ) from None
     if stat.S_ISDIR(status.st_mode):
-        raise DataError(f"{path} is a folder: {what} is needed")
+        raise DataError(f"{path} is a folder: {description} is needed")
     if not stat.S_ISREG(status.st_mode):
-        raise DataError(f"{path} is a device or a pipe, which may never end: save {what} as a file")
+        raise DataError(
+            f"{path} is a device or a pipe, which may never end: save {description} as a file"
+        )
     return status.st_size
 
 
 @contextlib.contextmanager
-def reading(path: Path, what: str) -> Iterator[int]:
-    """The size of a file that is parsed inside; whatever the parser raises becomes a DataError that names it: see :func:`check_file`, or
-    it is not ``what`` ("a Parquet file"). Malformed bytes raise nearly every exception."""
-    size = check_file(path, what)
+def reading(path: Path, description: str) -> Iterator[int]:
+    """Yield the size of a file that the ``with`` block parses, and name the file in the block's
+    errors.
+
+    Parsers raise nearly every exception on malformed bytes; all become DataErrors.
+
+    Args:
+        description: the expected content, for messages ("a Parquet file").
+
+    Raises:
+        DataError: as :func:`check_file`; or the block failed, so the file is not of this kind.
+    """
+    size = check_file(path, description)
     try:
         yield size
     except GpqError as error:
@@ -57,16 +75,21 @@ def reading(path: Path, what: str) -> Iterator[int]:
     except PermissionError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
     except Exception as error:
-        why = one_line(error, 100)
+        reason = one_line(error, 100)
         raise DataError(
-            f"{path} is not {what}, or it is empty, truncated or damaged ({why}): make or copy it again"
+            f"{path} is not {description}, or it is empty, truncated or damaged ({reason}): "
+            "make or copy it again"
         ) from None
 
 
-def read_text(path: Path, what: str) -> str:
-    """A text in UTF-8, or in UTF-16 with its mark, without mark. Raises DataError: see :func:`check_file`, or not such a text."""
-    check_memory(4 * check_file(path, what), str(path))
-    with reading(path, f"{what} saved as UTF-8"):
+def read_text(path: Path, description: str) -> str:
+    """Read a text in UTF-8, or in UTF-16 with a byte-order mark, and remove the mark.
+
+    Raises:
+        DataError: as :func:`check_file`; or the file is not such a text.
+    """
+    check_memory(4 * check_file(path, description), str(path))
+    with reading(path, f"{description} saved as UTF-8"):
         data = path.read_bytes()
         wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         return (
@@ -75,7 +98,11 @@ def read_text(path: Path, what: str) -> str:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """``json.loads`` for untrusted texts. Raises ValueError: not JSON, too deep nesting, or an integer of more than 64 bits."""
+    """Parse JSON from untrusted text.
+
+    Raises:
+        ValueError: not JSON, nested too deeply, or an integer of more than 64 bits.
+    """
     try:
         return json.loads(text, parse_int=_whole_number)
     except RecursionError:
@@ -88,58 +115,76 @@ def _whole_number(digits: str) -> int:
     return int(digits)
 
 
-def read_toml(path: Path, what: str) -> dict[str, Any]:
-    """Read a TOML file. Raises DataError: see :func:`read_text`, or not TOML."""
-    text = read_text(path, f"TOML of {what}")
+def read_toml(path: Path, description: str) -> dict[str, Any]:
+    """Read a TOML file.
+
+    Raises:
+        DataError: as :func:`read_text`; or the file is not TOML.
+    """
+    text = read_text(path, f"TOML of {description}")
     try:
         table = tomllib.loads(text)
         parse_json(json.dumps(table, default=str))  # the size of its numbers
         return table
     except RecursionError:
-        why = "brackets are nested too deeply"
+        reason = "brackets are nested too deeply"
     except ValueError as error:
         long = "set_int_max_str_digits" in str(error)  # Python's advice is for programmers
-        why = "a whole number of more than 64 bits" if long else one_line(error)
-    raise DataError(f"{path} is not TOML: {why}")
+        reason = "a whole number of more than 64 bits" if long else one_line(error)
+    raise DataError(f"{path} is not TOML: {reason}")
 
 
 def available_memory() -> int | None:
-    """Bytes that this process may still allocate: free memory, or the limit of a container or ``ulimit``. None: unknown."""
-    found = []
+    """Return the bytes that this process may still allocate; None if unknown.
+
+    The limit is the free memory, or that of a container or ``ulimit``.
+    """
+    limits = []
     with contextlib.suppress(OSError, ValueError, KeyError):
-        found.append(_figures("/proc/meminfo")["MemAvailable:"] << 10)
+        limits.append(_figures("/proc/meminfo")["MemAvailable:"] << 10)
     with contextlib.suppress(OSError, ValueError, KeyError):  # ValueError: "max"
         limit, used = (int(Path(f"{_CONTAINER}.{name}").read_text()) for name in ("max", "current"))
         # Pages of files do not count as used: they are given back when memory is needed.
-        found.append(limit - used + _figures(f"{_CONTAINER}.stat")["file"])
+        limits.append(limit - used + _figures(f"{_CONTAINER}.stat")["file"])
     with contextlib.suppress(OSError, ValueError):
-        most = resource.getrlimit(resource.RLIMIT_AS)[0]
-        if most != resource.RLIM_INFINITY:
+        address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if address_space != resource.RLIM_INFINITY:
             pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-            found.append(most - pages * os.sysconf("SC_PAGE_SIZE"))
-    return max(0, min(found)) if found else None
+            limits.append(address_space - pages * os.sysconf("SC_PAGE_SIZE"))
+    return max(0, min(limits)) if limits else None
 
 
 def _figures(path: str) -> dict[str, int]:
-    """A file of lines of a name and a number."""
+    """Read a file with a name and a number on each line."""
     lines = (line.split() for line in Path(path).read_text(encoding="ascii").splitlines())
     return {line[0]: int(line[1]) for line in lines if len(line) > 1}
 
 
 def check_memory(
     needed: int,
-    what: str,
+    subject: str,
     memory: int | None = None,
     remedy: str = "use a machine with more memory, or make the file smaller",
 ) -> None:
-    """Raises DataError: the bytes that ``what`` needs are more than the budget ``memory`` (default: :func:`available_memory`)."""
+    """Check that a piece of work fits into memory.
+
+    Args:
+        needed: bytes that it needs.
+        subject: its name in the message.
+        memory: budget in bytes (default: :func:`available_memory`).
+        remedy: advice in the message.
+
+    Raises:
+        DataError: the budget is too small.
+    """
     if memory is None and needed < _SMALL:
         return
-    most = available_memory() if memory is None else memory
-    if most is not None and needed > most:
-        there = "free" if memory is None else "allowed"
+    budget = available_memory() if memory is None else memory
+    if budget is not None and needed > budget:
+        state = "free" if memory is None else "allowed"
         raise DataError(
-            f"{what}: {_size(needed)} of memory are needed, {_size(most)} are {there}: {remedy}"
+            f"{subject}: {_size(needed)} of memory are needed, {_size(budget)} are {state}: "
+            f"{remedy}"
         )
 
 
@@ -151,8 +196,11 @@ def _size(number: int) -> str:
 _BYTES = re.compile(r"\s*(\d*\.?\d+(?:e\+?\d+)?)\s*(?:([kmgt])(i?))?b?\s*", re.IGNORECASE)
 
 
-def parse_bytes(text: str | float | np.integer[Any], what: str = "memory") -> int:
-    """``"2GB"``, ``"512 MiB"`` or a number of bytes. Raises UsageError, which names it ``what``: another form, or less than a byte.
+def parse_bytes(text: str | float | np.integer[Any], name: str = "memory") -> int:
+    """Return the number of bytes of ``"2GB"``, ``"512 MiB"`` or a number.
+
+    Raises:
+        UsageError: another form, or less than a byte; the message calls the value ``name``.
 
     Examples:
         >>> parse_bytes("2GB"), parse_bytes("1.5 KiB")
@@ -164,4 +212,4 @@ def parse_bytes(text: str | float | np.integer[Any], what: str = "memory") -> in
         size = float(match[1]) * float(1024 if match[3] else 1000) ** power
         if 1 <= size < float("inf"):
             return int(size)
-    raise UsageError(f"{what} {text!r}: write a number of bytes with a unit, such as 2GB or 512MiB")
+    raise UsageError(f"{name} {text!r}: write a number of bytes with a unit, such as 2GB or 512MiB")

@@ -1,6 +1,8 @@
-"""Plugins of other packages, by entry points: ``gpq_faiss.methods``, ``.backbones``, ``.losses`` and ``.data``.
+"""Plugins of other packages, found by entry points.
 
-The name of an entry point is the name users give; its object is imported when the name is used. Built-in names cannot be replaced.
+The groups are ``gpq_faiss.methods``, ``.backbones``, ``.losses`` and ``.data``. The name of an
+entry point is the name that users give; its object is imported when the name is used. Built-in
+names cannot be replaced.
 """
 
 from __future__ import annotations
@@ -25,7 +27,13 @@ _SINGULAR = {
 
 @dataclass(frozen=True)
 class Plugin:
-    """A plugin of this kind; ``origin``: its package and version."""
+    """A plugin.
+
+    Attributes:
+        kind, name: its group of entry points, and its name there.
+        origin: its package and version.
+        entry: its entry point.
+    """
 
     kind: Kind
     name: str
@@ -33,40 +41,53 @@ class Plugin:
     entry: importlib.metadata.EntryPoint
 
     def load(self) -> Any:
-        """Import the entry point's object. Raises UsageError: that fails."""
+        """Import the entry point's object.
+
+        Raises:
+            UsageError: the import fails.
+        """
         with self.running("be loaded"):
             return self.entry.load()
 
     @contextlib.contextmanager
-    def running(self, what: str) -> Iterator[None]:
-        """Context of the package's own code, which may raise anything: the plugin cannot ``what`` ("be loaded")."""
+    def running(self, action: str) -> Iterator[None]:
+        """Run code of the plugin's package, which may raise anything, in a ``with`` block.
+
+        Raises:
+            UsageError: the code fails; the message says that the plugin cannot ``action`` ("be
+                loaded").
+        """
         try:
             yield
         except GpqError:
             raise
         except Exception as error:
             raise self.error(
-                f"cannot {what} ({type(error).__name__}: {one_line(error)})"
+                f"cannot {action} ({type(error).__name__}: {one_line(error)})"
             ) from error
 
-    def error(self, what: str) -> UsageError:
-        """An error of this plugin: ``"the loss 'mine' of mypackage 1.0 cannot be loaded (...)"``."""
-        return UsageError(f"the {_SINGULAR[self.kind]} '{self.name}' of {self.origin} {what}")
+    def error(self, problem: str) -> UsageError:
+        """Return an error such as ``"the loss 'mine' of mypackage 1.0 cannot be loaded (...)"``."""
+        return UsageError(f"the {_SINGULAR[self.kind]} '{self.name}' of {self.origin} {problem}")
 
 
 @functools.cache
 def _installed(kind: Kind) -> tuple[Plugin, ...]:
-    found = []
+    plugins = []
     for entry in importlib.metadata.entry_points(group=f"gpq_faiss.{kind}"):
         origin = (
             f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "a package"
         )
-        found.append(Plugin(kind, entry.name, origin, entry))
-    return tuple(sorted(found, key=lambda plugin: (plugin.name, plugin.origin)))
+        plugins.append(Plugin(kind, entry.name, origin, entry))
+    return tuple(sorted(plugins, key=lambda plugin: (plugin.name, plugin.origin)))
 
 
 def plugin_names(kind: Kind, built_in: Container[str]) -> list[str]:
-    """Names of plugins, in alphabetical order. Raises UsageError: as :func:`find_plugin`."""
+    """Return the names of plugins in alphabetical order.
+
+    Raises:
+        UsageError: as :func:`find_plugin`.
+    """
     names = list(dict.fromkeys(plugin.name for plugin in _installed(kind)))
     for name in names:
         find_plugin(kind, name, built_in)
@@ -74,12 +95,16 @@ def plugin_names(kind: Kind, built_in: Container[str]) -> list[str]:
 
 
 def find_plugin(kind: Kind, name: str, built_in: Container[str]) -> Plugin | None:
-    """The plugin of a name, or None. Raises UsageError: a built-in name, or the same name in two packages."""
-    found = [plugin for plugin in _installed(kind) if plugin.name == name]
-    if found and name in built_in:
-        raise found[0].error(
+    """Return the plugin of a name; None if there is none.
+
+    Raises:
+        UsageError: the plugin has a built-in name, or two packages have a plugin of this name.
+    """
+    matches = [plugin for plugin in _installed(kind) if plugin.name == name]
+    if matches and name in built_in:
+        raise matches[0].error(
             "has a name that is built in: uninstall the package, or rename its entry point"
         )
-    if len(found) > 1:
-        raise found[0].error(f"is one of {found[1].origin} too: uninstall one of them")
-    return found[0] if found else None
+    if len(matches) > 1:
+        raise matches[0].error(f"is one of {matches[1].origin} too: uninstall one of them")
+    return matches[0] if matches else None

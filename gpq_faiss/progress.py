@@ -1,5 +1,4 @@
-"""Progress of work that may take seconds: a bar of ``tqdm`` on a terminal, lines of the log
-elsewhere."""
+"""Progress of work that may take seconds: ``tqdm`` bars on a terminal, else lines of the log."""
 
 from __future__ import annotations
 
@@ -20,7 +19,14 @@ INTERVAL = 10.0
 
 
 class Stage:
-    """A stage of the work, counted in units of this singular noun; ``total`` 0 is unknown."""
+    """A stage of the work.
+
+    Attributes:
+        name: name of the stage.
+        total: number of units; 0 if unknown.
+        unit: the unit, a singular noun.
+        done: units done so far.
+    """
 
     def __init__(self, name: str, total: int, unit: str, done: int) -> None:
         self.name, self.total, self.unit, self.done, self.first = name, total, unit, done, done
@@ -40,7 +46,7 @@ class Stage:
         )
 
     def __str__(self) -> str:
-        """A line such as ``training:  38% 300/800 [00:12<00:20, 25.00step/s]``."""
+        """Return a line such as ``training:  38% 300/800 [00:12<00:20, 25.00step/s]``."""
         seconds = time.monotonic() - self.began
         if not self.total:
             return f"{self.name}: {tqdm.format_interval(seconds)}"

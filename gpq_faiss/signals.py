@@ -34,7 +34,7 @@ def _terminate(number: int, _: Any) -> None:
 def _handling(
     handler: Callable[[int, Any], None], numbers: tuple[int, ...], *replaced: Any
 ) -> Iterator[None]:
-    """Handle signals that have one of the handlers ``replaced``; only in the main thread."""
+    """Handle signals whose handler is one of ``replaced``; only in the main thread."""
     main = threading.current_thread() is threading.main_thread()
     before = {number: signal.getsignal(number) for number in numbers if main}
     before = {number: old for number, old in before.items() if old in replaced}
@@ -49,19 +49,20 @@ def _handling(
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP raise :class:`Terminated`; for programs only, as libraries leave
-    signals to their caller."""
+    """Make SIGTERM and SIGHUP raise :class:`Terminated`.
+
+    This is for programs only; libraries leave signals to their caller.
+    """
     with _handling(_terminate, _ENDING, signal.SIG_DFL):
         yield
 
 
 @contextlib.contextmanager
 def held_signals() -> Iterator[Callable[[], bool]]:
-    """Defer Ctrl-C, SIGTERM and SIGHUP to the end of a ``with`` block; a second Ctrl-C takes effect
-    immediately.
+    """Defer Ctrl-C, SIGTERM and SIGHUP to the end of a ``with`` block.
 
-    Yields a function that says whether there was one. Handlers set by the program, and other
-    threads, are not affected.
+    Yields a function that says whether there was such a signal. A second Ctrl-C takes effect
+    immediately. Handlers set by the program, and other threads, are not affected.
     """
     pending: list[int] = []
 

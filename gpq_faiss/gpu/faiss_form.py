@@ -1,9 +1,11 @@
 """Faiss' own search on a GPU: the codes as an IVFPQ with zero centroids.
 
-Faiss has no flat PQ on the GPU: ``index_cpu_to_gpu`` rejects an IndexPQ, or with several GPUs silently leaves it on the CPU. The
-equivalent is an IVFPQ with zero coarse centroids, so that residuals are the vectors themselves. Its codes must be 8-bit (byte-fused
-codebooks read the same bytes) and of certain lengths (padded with zero codebooks). One thread block scans one list, so items are
-distributed round-robin over several lists with zero centroids, all of them probed: the same result with more parallelism.
+Faiss has no flat PQ on the GPU: ``index_cpu_to_gpu`` rejects an IndexPQ, or with several GPUs
+silently leaves it on the CPU. The equivalent is an IVFPQ with zero coarse centroids, so that
+residuals are the vectors themselves. Its codes must be 8-bit (byte-fused codebooks read the same
+bytes) and of certain lengths (padded with zero codebooks). One thread block scans one list, so
+items are distributed round-robin over several lists with zero centroids, all of them probed: the
+same result with more parallelism.
 """
 
 from __future__ import annotations
@@ -26,9 +28,15 @@ _LIST_ROWS = 1024  # minimum length of a list per thread block
 
 
 def zero_lists(codes: Codes, Z: Floats, ids: Ids) -> Any:
-    """Checked codes uint8 [n, code_size] as an ``IndexIVFPQ`` on the CPU with the same scores, which can be copied to a GPU.
+    """Return codes as an ``IndexIVFPQ`` on the CPU with the same scores, ready to copy to a GPU.
 
-    Its width is that of the padded codebooks: zero-pad queries (:func:`..codes.codebooks.pad_vectors`).
+    Its width is that of the padded codebooks: zero-pad queries
+    (:func:`..codes.codebooks.pad_vectors`).
+
+    Args:
+        codes: checked codes, uint8 [n, code_size].
+        Z: codebooks, float32 [M, K, d].
+        ids: int64 [n].
 
     Raises:
         UsageError: K is neither 16 nor 256, or the code is longer than 48 bytes.
@@ -36,13 +44,15 @@ def zero_lists(codes: Codes, Z: Floats, ids: Ids) -> Any:
     n, K = len(codes), Z.shape[1]
     if K not in (16, 256):
         raise UsageError(
-            f"{K} codewords per codebook: Faiss on a GPU supports 16 (two share a byte) or 256; use to_gpu, or the CPU"
+            f"{K} codewords per codebook: Faiss on a GPU supports 16 (two share a byte) "
+            "or 256; use to_gpu, or the CPU"
         )
     fused = fuse(Z) if K == 16 else Z
     size, _, width = (int(n) for n in fused.shape)
     if size > CODE_SIZES[-1]:
         raise UsageError(
-            f"codes of {size} bytes: Faiss on a GPU supports at most {CODE_SIZES[-1]}; use to_gpu, or the CPU"
+            f"codes of {size} bytes: Faiss on a GPU supports at most {CODE_SIZES[-1]}; use "
+            "to_gpu, or the CPU"
         )
     lists = max(1, min(LISTS, n // _LIST_ROWS))
     padded = next(s for s in CODE_SIZES if s >= size)
@@ -53,20 +63,26 @@ def zero_lists(codes: Codes, Z: Floats, ids: Ids) -> Any:
     ivf.quantizer.add(np.zeros((lists, padded * width), np.float32))
     faiss.copy_array_to_vector(books.ravel(), ivf.pq.centroids)
     ivf.is_trained = True
-    for number in range(lists):
-        part, named = codes[number::lists], np.ascontiguousarray(ids[number::lists])
-        own = np.zeros((len(part), padded), np.uint8)
-        own[:, :size] = part
-        ivf.invlists.add_entries(number, len(part), faiss.swig_ptr(named), faiss.swig_ptr(own))
+    for list_number in range(lists):
+        list_codes, list_ids = (
+            codes[list_number::lists],
+            np.ascontiguousarray(ids[list_number::lists]),
+        )
+        padded_codes = np.zeros((len(list_codes), padded), np.uint8)
+        padded_codes[:, :size] = list_codes
+        ivf.invlists.add_entries(
+            list_number, len(list_codes), faiss.swig_ptr(list_ids), faiss.swig_ptr(padded_codes)
+        )
     ivf.ntotal = n
     ivf.nprobe = lists
     return ivf
 
 
 def to_faiss_gpu(source: Any, device: int = 0) -> Any:
-    """The items of an index (as for :func:`.index.to_gpu`) as Faiss' ``GpuIndexIVFPQ``, with their ids.
+    """Copy an index to a GPU as Faiss' ``GpuIndexIVFPQ``, with its ids.
 
-    It has Faiss' own scores, any of the items tied at rank k, and k up to 2,048. See :func:`zero_lists` for its width.
+    The source is as for :func:`.index.to_gpu`. Scores are those of Faiss, which returns any of the
+    items tied at rank k, and k is at most 2,048. See :func:`zero_lists` for the width.
 
     Raises:
         DeviceError: no such GPU, or too little memory (there is no silent fall-back).
@@ -88,14 +104,15 @@ def to_faiss_gpu(source: Any, device: int = 0) -> Any:
     config.useFloat16LookupTables = False
     config.usePrecomputedTables = False
     config.use_cuvs = False
-    # Tables by matrix products: the alternative kernel (``pqCodeDistances`` of 1.15) has a race for inner products: it loads the next
-    # query into shared memory while threads may still read the last.
+    # Tables by matrix products: the alternative kernel (``pqCodeDistances`` of 1.15) has a race for
+    # inner products: it loads the next query into shared memory while threads may still read the
+    # last.
     config.useMMCodeDistance = True
     try:
-        placed: Any = faiss.GpuIndexIVFPQ(resources, ivf, config)  # which shares its resources
+        gpu_index: Any = faiss.GpuIndexIVFPQ(resources, ivf, config)  # which shares its resources
     except RuntimeError as error:
         # Its last line, without files, lines and conditions.
-        why = (str(error).strip().splitlines() or ["no reason given"])[-1]
-        raise DeviceError(f"Faiss cannot copy the index to GPU {device}: {why}") from None
-    placed.nprobe = ivf.nprobe
-    return placed
+        reason = (str(error).strip().splitlines() or ["no reason given"])[-1]
+        raise DeviceError(f"Faiss cannot copy the index to GPU {device}: {reason}") from None
+    gpu_index.nprobe = ivf.nprobe
+    return gpu_index

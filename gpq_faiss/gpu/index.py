@@ -1,9 +1,12 @@
-"""Exact search on a GPU: the codes as a tree of lists by their first codewords, for any k, ranges and filters.
+"""Exact search on a GPU, for any k, ranges and filters.
 
-A list of many items is divided by the next column of their codes. A list's bound is its score with the largest entry of every other
-codebook. A block of threads searches for one query (:mod:`.kernel`): the best lists first, and none that cannot hold a result. More results
-than a block keeps are all items beyond the score that the best of a sample reach; a guess that proves too high is lowered. Scores, order
-and ties are those of :mod:`..indexes.index`, bit for bit, for any block and batch. On the device ``cpu`` that index itself searches.
+The codes are a tree of lists by their first codewords: a list of many items is divided by the next
+column of their codes. The bound of a list is its score with the largest entry of every other
+codebook. A block of threads searches for one query (:mod:`.kernel`): it visits the best lists
+first, and none that cannot hold a result. If more results are wanted than a block can keep, all
+items above the score that the best of a sample reach are results; a guess that proves too high is
+lowered. Scores, order and ties are those of :mod:`..indexes.index`, bit for bit, for any block and
+batch. On the device ``cpu`` that index itself searches.
 """
 
 from __future__ import annotations
@@ -35,39 +38,45 @@ from ..indexes.lists import columns_of
 from ..indexes.opening import open_index
 from ..nn.device import resolve_device
 from . import kernel
-from .tensors import MAX_ROWS, floor_of, split_keys, tensor_of, vectors_on
+from .tensors import MAX_ROWS, split_keys, tensor_of, threshold_of, vectors_on
 
 MEMORY = 1 << 30
 """Default bytes of working memory of a search."""
 _RESULT = 80  # bytes of a result: key, sort, score, id
 _BLOCK = 1 << 16  # maximum queries at a time
-_DIVIDED = 8192  # items: longer lists are divided
-_GRID = 1024  # blocks that fill a GPU: fewer queries have several each,
-_PARTS = 64  # at most
-_SAMPLE = 1 << 16  # items whose scores say what more than kernel.MOST results reach
+_DIVIDED = 8192  # lists of more items are divided
+_GRID = 1024  # blocks that fill a GPU; fewer queries have several blocks each
+_PARTS = 64  # maximum blocks for a query
+_SAMPLE = 1 << 16  # items whose scores give the threshold for more than kernel.MOST results
 
 
 def to_gpu(source: Any, device: str | int = 0, *, memory: int = MEMORY) -> DeviceIndex:
-    """Copy an index to a GPU for exact search, for any K and code length; results are bit-equal to the CPU's.
+    """Copy an index to a GPU for exact search, for any K and code length.
+
+    Results are bit-equal to those of the CPU.
 
     Args:
-        source: an :class:`..indexes.index.Index`, or whatever :func:`..indexes.opening.open_index` opens.
-        device: number of the GPU, or its name (``cuda:0``); ``cpu`` searches on the CPU by the same calls.
-        memory: bytes that a search may use on the device in addition to codes, ids and results. A filter needs more: a copy of what
-            passes, and about 10 bytes for each item.
+        source: an :class:`..indexes.index.Index`, or whatever :func:`..indexes.opening.open_index`
+            opens.
+        device: number of the GPU, or its name (``cuda:0``); ``cpu`` searches on the CPU by the same
+            calls.
+        memory: bytes that a search may use on the device in addition to codes, ids and results. A
+            filter needs more: a copy of the items that pass, and about 10 bytes for each item.
 
     Raises:
         DeviceError: no such GPU (there is no silent fall-back).
         DataError: the index is empty or invalid.
         UsageError: an option out of range.
     """
-    place = resolve_device(f"cuda:{device}" if isinstance(device, int) else device)
+    torch_device = resolve_device(f"cuda:{device}" if isinstance(device, int) else device)
     index = source if isinstance(source, Index) else open_index(source)
-    return DeviceIndex(index, place, memory)
+    return DeviceIndex(index, torch_device, memory)
 
 
 class DeviceIndex(Closing):
-    """A snapshot of an index on a device, created by :func:`to_gpu`. Search is thread-safe. Its memory is freed with the object.
+    """A snapshot of an index on a device, created by :func:`to_gpu`.
+
+    Search is thread-safe. The memory is freed with the object.
 
     Raises:
         DataError, UsageError: more than 2^31 - 1 items, or ``memory`` below 1.
@@ -101,13 +110,19 @@ class DeviceIndex(Closing):
             self._arrange(columns.index_select(1, order), order.int())
 
     def _arrange(self, columns: Tensor, members: Tensor) -> None:
-        """Divide sorted columns, uint8 [T, n], of the items with these row numbers into lists of lists."""
+        """Divide the items with these row numbers into lists of lists.
+
+        Args:
+            columns: sorted columns of their codes, uint8 [T, n].
+            members: row numbers, int32 [n].
+        """
         n = len(members)
         # Rows of a multiple of four bytes: the kernel reads four at once.
         self._columns, self._members = torch.nn.functional.pad(columns, (0, -n % 4))[:, :n], members
         begins = torch.arange(min(n, 1), device=self.device)  # of the lists to divide
         ends = begins + n
-        # Of all lists, level by level: first list or item, how many, last codeword, and whether it holds lists
+        # For each level, its lists: first sub-list or item, number of these, last codeword, and
+        # whether the list holds sub-lists.
         nodes: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         total = 0
         for column in columns[: kernel.LEVELS]:
@@ -132,7 +147,7 @@ class DeviceIndex(Closing):
             nodes.append((parts, stops - parts, column[parts], inner))
             begins, ends = parts[inner], stops[inner]
         self._roots = len(nodes[0][0])
-        self._lists = tuple(torch.cat(part) for part in zip(*nodes, strict=True))
+        self._lists = tuple(torch.cat(level_tensors) for level_tensors in zip(*nodes, strict=True))
 
     def search(
         self,
@@ -143,38 +158,46 @@ class DeviceIndex(Closing):
         deny: IdList | None = None,
         threads: int | None = None,
     ) -> tuple[Any, Any]:
-        """Find the k best items of every query, as :meth:`..indexes.index.Index.search` does, for any k.
+        """Find the k best items of every query, for any k.
+
+        Results are those of :meth:`..indexes.index.Index.search`.
 
         Args:
-            xq: [Q, M*d]. For a tensor on :attr:`device`, results are tensors there, without host copies.
+            xq: [Q, M*d]. For a tensor on :attr:`device`, results are tensors there, without host
+                copies.
             allow, deny: lists of ids, which the host looks up.
             threads: ignored on a GPU.
 
         Raises:
-            UsageError, DataError: see there; also ``k`` too large for the working memory, or a tensor on another device.
+            UsageError, DataError: as that method; also ``k`` too large for the working memory, or a
+                tensor on another device.
         """
         check_search(k, self.ntotal, threads)
         queries = vectors_on(xq, self.width, self.device)
         if k * _RESULT > self.memory:
             raise UsageError(
-                f"k = {k:,} needs {k * _RESULT:,} bytes of working memory, {self.memory:,} are allowed: raise memory"
+                f"k = {k:,} needs {k * _RESULT:,} bytes of working memory, "
+                f"{self.memory:,} are allowed: raise memory"
             )
         if self._host is not None:
-            of_host = self._host.search(queries.numpy(), k, allow=allow, deny=deny, threads=threads)
-            D, found = (tensor_of(part) for part in of_host)
-        else:
-            held = self._passing(allow, deny)
-            there = min(k, len(held._members))
-            blocks = self._blocks(len(queries), 2 * k)
-            parts = [self._read(held._best(queries, block, there)) for block in blocks]
-            D, found = (
-                part[0] if len(part) == 1 else torch.cat(part) for part in zip(*parts, strict=True)
+            host_results = self._host.search(
+                queries.numpy(), k, allow=allow, deny=deny, threads=threads
             )
-        beyond = 0, k - D.shape[1]
-        if beyond[1]:
-            D = torch.nn.functional.pad(D, beyond, value=-torch.inf)
-            found = torch.nn.functional.pad(found, beyond, value=-1)
-        return _like(xq, D), _like(xq, found)
+            D, ids = (tensor_of(array) for array in host_results)
+        else:
+            passing = self._passing(allow, deny)
+            count = min(k, len(passing._members))
+            blocks = self._blocks(len(queries), 2 * k)
+            results = [self._read(passing._best(queries, block, count)) for block in blocks]
+            D, ids = (
+                tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+                for tensors in zip(*results, strict=True)
+            )
+        padding = 0, k - D.shape[1]
+        if padding[1]:
+            D = torch.nn.functional.pad(D, padding, value=-torch.inf)
+            ids = torch.nn.functional.pad(ids, padding, value=-1)
+        return _like(xq, D), _like(xq, ids)
 
     def range_search(
         self,
@@ -185,35 +208,36 @@ class DeviceIndex(Closing):
         deny: IdList | None = None,
         limit: int = RANGE_LIMIT,
     ) -> tuple[Any, Any, Any]:
-        """Find all items with at least ``min_score``, as :meth:`..indexes.index.Index.range_search` does.
+        """Find all items with at least ``min_score``.
 
-        For a tensor of queries, the results are tensors.
+        Results are those of :meth:`..indexes.index.Index.range_search`; for a tensor of queries,
+        they are tensors.
         """
         min_score = check_min_score(min_score, limit)
         queries = vectors_on(xq, self.width, self.device)
         if self._host is not None:
-            of_host = self._host.range_search(
+            host_results = self._host.range_search(
                 queries.numpy(), min_score, allow=allow, deny=deny, limit=limit
             )
-            lims, D, found = (_like(xq, tensor_of(part)) for part in of_host)
-            return lims, D, found
-        held = self._passing(allow, deny)
-        floors = torch.full((len(queries),), floor_of(min_score), device=self.device)
+            lims, D, ids = (_like(xq, tensor_of(array)) for array in host_results)
+            return lims, D, ids
+        passing = self._passing(allow, deny)
+        thresholds = torch.full((len(queries),), threshold_of(min_score), device=self.device)
         lims = torch.zeros(len(queries) + 1, dtype=torch.int64, device=self.device)
         results: list[Tensor] = []
         for block in self._blocks(len(queries), 1):
-            own, keys = held._beyond(
-                queries, block, floors[block], limit - sum(len(part) for part in results)
+            block_lims, keys = passing._beyond(
+                queries, block, thresholds[block], limit - sum(len(keys) for keys in results)
             )
             if keys is None:
                 raise too_many(min_score, limit)
-            lims[block.start + 1 : block.stop + 1] = own[1:] + lims[block.start]
+            lims[block.start + 1 : block.stop + 1] = block_lims[1:] + lims[block.start]
             results.append(keys)
-        D, found = self._read(torch.cat(results))
-        return _like(xq, lims), _like(xq, D), _like(xq, found)
+        D, ids = self._read(torch.cat(results))
+        return _like(xq, lims), _like(xq, D), _like(xq, ids)
 
     def _passing(self, allow: IdList | None, deny: IdList | None) -> DeviceIndex:
-        """Return an index of the items that pass."""
+        """Return an index of the items that pass the filter."""
         if allow is not None and deny is not None:
             raise UsageError("allow and deny exclude each other: give one list of ids")
         listed = allow if deny is None else deny
@@ -221,22 +245,22 @@ class DeviceIndex(Closing):
             return self
         is_listed = np.isin(self._item_ids, id_list(listed, "allow" if deny is None else "deny"))
         mask = tensor_of(is_listed if deny is None else ~is_listed).to(self.device)
-        return self._part(mask[self._members].nonzero()[:, 0])
+        return self._subset(mask[self._members].nonzero()[:, 0])
 
-    def _part(self, places: Tensor) -> DeviceIndex:
-        part = copy.copy(self)
-        part._arrange(self._columns[:, places], self._members[places])
-        return part
+    def _subset(self, positions: Tensor) -> DeviceIndex:
+        subset = copy.copy(self)
+        subset._arrange(self._columns[:, positions], self._members[positions])
+        return subset
 
     def _blocks(self, queries: int, k: int) -> Iterator[slice]:
-        """Rows of queries with ``k`` results each within the memory."""
-        each = _RESULT * k + 4 * kernel.scratch_of(*self.codebooks.shape[:2])
-        step = max(1, min(_BLOCK, self.memory // each))
+        """Yield slices of queries whose ``k`` results each fit into the memory."""
+        bytes_per_query = _RESULT * k + 4 * kernel.scratch_of(*self.codebooks.shape[:2])
+        step = max(1, min(_BLOCK, self.memory // bytes_per_query))
         for start in range(0, queries, step):
             yield slice(start, min(queries, start + step))
 
     def _best(self, queries: Tensor, block: slice, k: int) -> Tensor:
-        """The best ``k`` keys of every query of a block, int64 [q, k], falling."""
+        """Return the ``k`` best keys of each query of a block, int64 [q, k], from best to worst."""
         q, n = block.stop - block.start, len(self._members)
         if 0 < k <= kernel.MOST:
             return self._launch(queries, block, k)
@@ -245,39 +269,46 @@ class DeviceIndex(Closing):
             return torch.empty((q, 0), dtype=torch.int64, device=self.device)
         best = torch.empty((q, k), dtype=torch.int64, device=self.device)
         step = -(-n // min(_SAMPLE, 600 * n // k))
-        sample = self._part(torch.arange(0, n, step, device=self.device))
+        sample = self._subset(torch.arange(0, n, step, device=self.device))
         share = k * len(sample._members) / n  # of the k best, in the sample
         rank = math.ceil(share + 4 * math.sqrt(share) + 3)
-        left = torch.arange(q, device=self.device)
-        while len(left):
-            own = queries[block][left]
-            every = slice(0, len(left))
-            floors = torch.full_like(left, torch.iinfo(torch.int64).min)
+        remaining = torch.arange(q, device=self.device)
+        while len(remaining):
+            remaining_queries = queries[block][remaining]
+            all_rows = slice(0, len(remaining))
+            thresholds = torch.full_like(remaining, torch.iinfo(torch.int64).min)
             if rank <= len(sample._members):
-                floors = sample._best(own, every, rank)[:, -1] - 1
-            counts = self._launch(own, every, 0, floors).sum(dim=1)
+                thresholds = sample._best(remaining_queries, all_rows, rank)[:, -1] - 1
+            counts = self._launch(remaining_queries, all_rows, 0, thresholds).sum(dim=1)
             enough = counts >= k
             assert rank <= len(sample._members) or bool(
                 enough.all()
             )  # all items have been asked for
-            # Together what has room in the memory, or one query.
+            # Fetch the results of as many queries as fit into the memory together, at least one.
             together = (counts.cumsum(0) - counts) // max(1, self.memory // _RESULT)
             start = 0
             for size in torch.unique_consecutive(together, return_counts=True)[1].tolist():
                 run = slice(start, start + size)
-                lims, keys = self._beyond(own, run, floors[run])
+                lims, keys = self._beyond(remaining_queries, run, thresholds[run])
                 assert keys is not None
                 first = lims[:-1][enough[run], None]
-                best[left[run][enough[run]]] = keys[first + torch.arange(k, device=self.device)]
+                best[remaining[run][enough[run]]] = keys[
+                    first + torch.arange(k, device=self.device)
+                ]
                 start += size
-            left, rank = left[~enough], 4 * rank
+            remaining, rank = remaining[~enough], 4 * rank
         return best
 
     def _beyond(
-        self, queries: Tensor, block: slice, floors: Tensor, limit: int | None = None
+        self, queries: Tensor, block: slice, thresholds: Tensor, limit: int | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Where the keys of each query of a block begin, int64 [q + 1], and all that exceed its floor, falling; none if over the limit."""
-        counts = self._launch(queries, block, 0, floors)
+        """Return all keys of a block of queries that exceed the threshold of their query.
+
+        Returns:
+            The positions at which the keys of each query begin, int64 [q + 1]; and the keys, in
+                descending order within a query, or None if they are more than ``limit``.
+        """
+        counts = self._launch(queries, block, 0, thresholds)
         ends = torch.nn.functional.pad(counts.flatten().cumsum(0), (1, 0))
         lims = ends[:: counts.shape[1]]
         total = int(ends[-1])
@@ -285,7 +316,7 @@ class DeviceIndex(Closing):
             return lims, None
         keys = torch.empty(total, dtype=torch.int64, device=self.device)
         if total:
-            self._launch(queries, block, 0, floors, ends, keys)
+            self._launch(queries, block, 0, thresholds, ends, keys)
         keys, order = keys.sort(descending=True)
         rows = torch.repeat_interleave(lims.diff(), output_size=total)[order]
         return lims, keys[rows.argsort(stable=True)]
@@ -295,14 +326,16 @@ class DeviceIndex(Closing):
         queries: Tensor,
         block: slice,
         k: int,
-        floors: Tensor | None = None,
+        thresholds: Tensor | None = None,
         ends: Tensor | None = None,
         keys: Tensor | None = None,
     ) -> Tensor:
-        """Run the kernel for a block of queries: give the best k <= :data:`.kernel.MOST` keys, int64 [q, k].
+        """Run the kernel for a block of queries.
 
-        Without k, give the numbers of keys beyond the floors, int64 [q, parts]; or write such keys where they end, one query and part
-        after the other.
+        Returns:
+            The best k <= :data:`.kernel.MOST` keys, int64 [q, k]. Without k, the numbers of keys
+                above the thresholds, int64 [q, parts]; or, if ``keys`` is given, such keys are
+                written there up to ``ends``, one query and part after the other.
 
         Raises:
             DataError: NaN, infinity, or a score that would overflow; rows are named.
@@ -311,30 +344,30 @@ class DeviceIndex(Closing):
         M, K, d = self.codebooks.shape
         scratch = kernel.scratch_of(M, K)
         parts = max(1, min(_PARTS, _GRID // q, self.memory // (q * (8 * (k or 1) + 4 * scratch))))
-        none = torch.empty(0, dtype=torch.int64, device=self.device)  # a null pointer
-        found = torch.empty((q, parts, k or 1), dtype=torch.int64, device=self.device)
-        out = (found, none) if k else (none if keys is None else keys, found)
-        if floors is None:
-            floors = torch.full((q,), torch.iinfo(torch.int64).min, device=self.device)
+        null = torch.empty(0, dtype=torch.int64, device=self.device)  # a null pointer
+        output = torch.empty((q, parts, k or 1), dtype=torch.int64, device=self.device)
+        out = (output, null) if k else (null if keys is None else keys, output)
+        if thresholds is None:
+            thresholds = torch.full((q,), torch.iinfo(torch.int64).min, device=self.device)
         overflows = torch.empty((q, parts), dtype=torch.int32, device=self.device)
         tables = torch.empty(q * parts * scratch, dtype=torch.float32, device=self.device)
         codes = self._columns, float(self._columns.stride(0)), self._members
         lists = *self._lists, self._roots, parts
-        # Not earlier: a new thread has the GPU's context once it has used it.
+        # A new thread has the GPU's context only after its first operation there: compile here.
         run = kernel.compiled(M, K, d, self.device)
-        ends = none if ends is None else ends
+        ends = null if ends is None else ends
         run(
             q * parts,
-            [queries[block], self._Z, *codes, tables, *lists, k, floors, ends, *out, overflows],
+            [queries[block], self._Z, *codes, tables, *lists, k, thresholds, ends, *out, overflows],
         )
         if bool(overflows.any()):
             bad = overflows[:, 0].nonzero()[:, 0]
             finite = bool(queries[block][bad].isfinite().all())
-            what = "values too large for float32 scores" if finite else "NaN or infinity"
-            raise DataError(f"queries: {what} in {named_rows((bad + block.start).cpu().numpy())}")
+            fault = "values too large for float32 scores" if finite else "NaN or infinity"
+            raise DataError(f"queries: {fault} in {named_rows((bad + block.start).cpu().numpy())}")
         if not k:
-            return found[:, :, 0]
-        return found[:, 0] if parts == 1 else found.reshape(q, parts * k).topk(k).values
+            return output[:, :, 0]
+        return output[:, 0] if parts == 1 else output.reshape(q, parts * k).topk(k).values
 
     def _read(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         scores, positions = split_keys(keys)
@@ -346,12 +379,12 @@ def _searches_itself(device: torch.device) -> bool:
 
 
 def _like(xq: Any, result: Tensor) -> Any:
-    """A tensor for a tensor, else an array."""
+    """Return a tensor if the queries ``xq`` are one, else an array."""
     return result if isinstance(xq, Tensor) else result.cpu().numpy()
 
 
 def _order(columns: Tensor) -> Tensor:
-    """The stable order of codes, uint8 [T, n], by their columns: int64 [n]."""
+    """Return the stable order of codes, uint8 [T, n], by their columns: int64 [n]."""
     order = torch.arange(columns.shape[1], device=columns.device)
     for stop in range(len(columns), 0, -4):
         numbers = torch.zeros(len(order), dtype=torch.int32, device=columns.device)

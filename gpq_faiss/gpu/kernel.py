@@ -1,11 +1,14 @@
-"""The search for a query by a block of a GPU's threads, or by several, in CUDA C.
+"""The search for a query by one or several blocks of a GPU's threads, in CUDA C.
 
-torch compiles it (by NVRTC: no compiler is needed). A block goes through the tree of lists (:mod:`.index`), those of the best bounds first,
-and scores the items of the lists whose bound exceeds its floor. It either keeps the k best keys, whose last is its floor, or writes out all
-keys beyond a given floor. Several blocks for a query go through the same tree, read other lists of items each, and share the floor.
+torch compiles it (by NVRTC: no compiler is needed). A block visits the tree of lists
+(:mod:`.index`) in the order of their bounds, and scores the items of the lists whose bound exceeds
+its threshold. It either keeps the k best keys, the last of which is its threshold, or writes out
+all keys above a given threshold. Several blocks for one query visit the same tree, read different
+lists of items, and share the threshold.
 
-The float32 operations and their order are those of :mod:`..codes.codebooks` and :mod:`..codes.scores`: separate products and sums, no fused
-multiply-adds. So scores are the CPU's, bit for bit. A bound is added in the same order, and rounding keeps order, so no item of a list
+The float32 operations and their order are those of :mod:`..codes.codebooks` and
+:mod:`..codes.scores`: separate products and sums, no fused multiply-adds. So scores are the CPU's,
+bit for bit. A bound is added in the same order, and rounding keeps order, so no item of a list
 exceeds it.
 """
 
@@ -61,9 +64,10 @@ __device__ static void sort(Key* a, int n)  // n keys, falling, with room for th
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) search(
-    const float* xq, const float* Z, const Byte* columns, double items, const int* members, float* scratch,
+    const float* xq, const float* Z, const Byte* columns, double items, const int* members,
+    float* scratch,
     const Key* starts, const Key* sizes, const Byte* words, const Byte* inner, int roots,
-    int parts, int k, Key* floors, const Key* lims, Key* out, Key* counts, int* overflows)
+    int parts, int k, Key* thresholds, const Key* lims, Key* out, Key* counts, int* overflows)
 {
     __shared__ float base[PAIRED ? COLUMNS * 32 : 1];
 #if KEPT
@@ -72,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) search(
     float* table = scratch + (Key)blockIdx.x * COLUMNS * ENTRIES;
 #endif
     __shared__ float highest[COLUMNS], most[COLUMNS * (PAIRED + 1)], largest[M];
-    __shared__ Key child[LEVELS][256], first[LEVELS], best[2 * MOST], floor;
+    __shared__ Key child[LEVELS][256], first[LEVELS], best[2 * MOST], threshold;
     __shared__ int number[LEVELS], at[LEVELS];
     __shared__ Byte path[LEVELS];
     __shared__ unsigned long long held;
@@ -88,7 +92,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) search(
         if (m < M && word < K) {
             score = 0;
             for (int j = 0; j < D; j++)
-                score = __fadd_rn(score, __fmul_rn(xq[(q * M + m) * D + j], Z[((Key)m * K + word) * D + j]));
+                score = __fadd_rn(
+                    score, __fmul_rn(xq[(q * M + m) * D + j], Z[((Key)m * K + word) * D + j]));
         }
         scores[e] = score;
     }
@@ -108,13 +113,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) search(
         table[e] = base[(e / 256 * 2 + 1) * 16 + e % 256 / 16] + base[e / 256 * 32 + e % 16];
 #endif
     __syncthreads();
-    for (int t = threadIdx.x; t < COLUMNS; t += THREADS) highest[t] = PAIRED ? most[2 * t + 1] + most[2 * t] : most[t];
+    for (int t = threadIdx.x; t < COLUMNS; t += THREADS)
+        highest[t] = PAIRED ? most[2 * t + 1] + most[2 * t] : most[t];
     if (threadIdx.x == 0) {
         float total = 0;
         for (int m = 0; m < M; m++) total += largest[m];
         overflows[blockIdx.x] = !(total < INFINITE);
         held = 0;
-        floor = k ? LOWEST : floors[q];
+        threshold = k ? LOWEST : thresholds[q];
         number[0] = -1;
     }
     __syncthreads();
@@ -124,27 +130,32 @@ extern "C" __global__ void __launch_bounds__(THREADS) search(
     Key begin = 0, size = roots;  // of the lists that are opened next
     bool opens = true;
     while (level >= 0) {
-        if (opens) {  // those of the lists whose bounds exceed the floor: such as hold lists first, then by falling bounds
+        // Open the lists whose bounds exceed the threshold: those that hold lists come first, then
+        // the others by falling bounds.
+        if (opens) {
             if (threadIdx.x == 0) {
                 number[level] = at[level] = 0;
                 first[level] = begin;
-                const Key other = *(volatile Key*)&floors[q];
-                if (k && other > floor) floor = other;
+                const Key other = *(volatile Key*)&thresholds[q];
+                if (k && other > threshold) threshold = other;
             }
             __syncthreads();
             for (int c = threadIdx.x; c < size; c += THREADS) {
                 float score = 0;
 #pragma unroll
                 for (int t = 0; t < COLUMNS; t += TOGETHER) {
-                    float part = t < level ? table[t * ENTRIES + path[t]] : t == level ? table[t * ENTRIES + words[begin + c]] : highest[t];
+                    float part = t < level ? table[t * ENTRIES + path[t]]
+                        : t == level ? table[t * ENTRIES + words[begin + c]] : highest[t];
                     if (TOGETHER == 2 && t + 1 < COLUMNS)
                         part += t + 1 < level ? table[(t + 1) * ENTRIES + path[t + 1]]
-                            : t + 1 == level ? table[(t + 1) * ENTRIES + words[begin + c]] : highest[t + 1];
+                            : t + 1 == level ? table[(t + 1) * ENTRIES + words[begin + c]]
+                            : highest[t + 1];
                     score = t ? score + part : part;
                 }
                 const Key key = key_of(score);
-                if (key > floor && (inner[begin + c] || (begin + c) % parts == own))
-                    child[level][atomicAdd(&number[level], 1)] = (inner[begin + c] ? INNER : 0) + ((key >> 32) + (1LL << 31)) * 256 + c;
+                if (key > threshold && (inner[begin + c] || (begin + c) % parts == own))
+                    child[level][atomicAdd(&number[level], 1)] =
+                        (inner[begin + c] ? INNER : 0) + ((key >> 32) + (1LL << 31)) * 256 + c;
             }
             __syncthreads();
             sort(child[level], number[level]);
@@ -153,7 +164,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) search(
         const int next = at[level];
         if (next < number[level] && child[level][next] >= INNER) {
             const Key packed = child[level][next] - INNER, list = first[level] + packed % 256;
-            const bool reaches = (packed / 256 - (1LL << 31)) * (1LL << 32) + 0xffffffffLL > floor;
+            const bool reaches =
+                (packed / 256 - (1LL << 31)) * (1LL << 32) + 0xffffffffLL > threshold;
             __syncthreads();
             if (threadIdx.x == 0) { at[level] = next + 1; path[level] = words[list]; }
             if (reaches) {
@@ -162,16 +174,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) search(
             __syncthreads();
             continue;
         }
-        // The items of the other lists, a list for each warp, until so many keys are held that a sort can raise the floor
+        // Score the items of the other lists, a list for each warp, until so many keys are held
+        // that a sort can raise the threshold.
         int entry = next + warp;
         Key from = 0;
         for (;;) {
-            const unsigned long long limit = !k ? ~0ull : floor == LOWEST ? k - 1 : k + 256 < MOST ? k + 256 : MOST;
-            while (entry < number[level] && __shfl_sync(~0u, *(volatile unsigned long long*)&held, 0) <= limit) {
-                const Key packed = child[level][entry], list = first[level] + packed % 256, start = starts[list];
+            const unsigned long long limit = !k ? ~0ull
+                : threshold == LOWEST ? k - 1 : k + 256 < MOST ? k + 256 : MOST;
+            while (entry < number[level]
+                   && __shfl_sync(~0u, *(volatile unsigned long long*)&held, 0) <= limit) {
+                const Key packed = child[level][entry], list = first[level] + packed % 256;
+                const Key start = starts[list];
                 Key stop = start + sizes[list];
-                if (k && level == COLUMNS - 1 && stop > start + k) stop = start + k;  // equal codes, in the order of their rows
-                if ((packed / 256 - (1LL << 31)) * (1LL << 32) + 0xffffffffLL <= floor) {
+                // The codes of a list of the last level are equal, in the order of their rows.
+                if (k && level == COLUMNS - 1 && stop > start + k) stop = start + k;
+                if ((packed / 256 - (1LL << 31)) * (1LL << 32) + 0xffffffffLL <= threshold) {
                     entry = number[level];  // nor do those behind
                     break;
                 }
@@ -183,11 +200,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) search(
 #pragma unroll
                     for (int t = 0; t < COLUMNS; t += TOGETHER) {
                         const unsigned four = *(const unsigned*)(columns + t * n + i);
-                        const unsigned more = TOGETHER == 2 && t + 1 < COLUMNS ? *(const unsigned*)(columns + (t + 1) * n + i) : 0;
+                        const unsigned more = TOGETHER == 2 && t + 1 < COLUMNS
+                            ? *(const unsigned*)(columns + (t + 1) * n + i) : 0;
 #pragma unroll
                         for (int u = 0; u < 4; u++) {
                             float part = table[t * ENTRIES + (four >> 8 * u & 255)];
-                            if (TOGETHER == 2 && t + 1 < COLUMNS) part += table[(t + 1) * ENTRIES + (more >> 8 * u & 255)];
+                            if (TOGETHER == 2 && t + 1 < COLUMNS)
+                                part += table[(t + 1) * ENTRIES + (more >> 8 * u & 255)];
                             score[u] = t ? score[u] + part : part;
                         }
                     }
@@ -195,10 +214,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) search(
 #pragma unroll
                 for (int u = 0; u < 4; u++) {
                     key[u] = key_of(score[u]);
-                    reaches[u] = i + u >= start && i + u < stop && key[u] > floor;
+                    reaches[u] = i + u >= start && i + u < stop && key[u] > threshold;
                     if (reaches[u]) {
                         key[u] -= members[i + u];
-                        reaches[u] = key[u] > floor;
+                        reaches[u] = key[u] > threshold;
                     }
                     any |= reaches[u];
                 }
@@ -207,7 +226,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) search(
                     for (int u = 0; u < 4; u++) {
                         const unsigned mask = __ballot_sync(~0u, reaches[u]);
                         unsigned long long place = 0;
-                        if (lane == 0 && mask) place = atomicAdd(&held, (unsigned long long)__popc(mask));
+                        if (lane == 0 && mask)
+                            place = atomicAdd(&held, (unsigned long long)__popc(mask));
                         place = __shfl_sync(~0u, place, 0) + __popc(mask & ((1u << lane) - 1));
                         if (!reaches[u]) continue;
                         if (k) best[place] = key[u];
@@ -223,9 +243,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) search(
             if (reached > limit) {
                 sort(best, (int)reached);
                 if (threadIdx.x == 0) {
-                    const Key other = atomicMax(&floors[q], best[k - 1]);
+                    const Key other = atomicMax(&thresholds[q], best[k - 1]);
                     held = k;
-                    floor = max(floor, max(other, best[k - 1]));
+                    threshold = max(threshold, max(other, best[k - 1]));
                 }
                 __syncthreads();
             }
@@ -235,7 +255,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) search(
     }
     if (k) {
         sort(best, (int)held);
-        for (int i = threadIdx.x; i < k; i += THREADS) out[(Key)blockIdx.x * k + i] = i < held ? best[i] : LOWEST;
+        for (int i = threadIdx.x; i < k; i += THREADS)
+            out[(Key)blockIdx.x * k + i] = i < held ? best[i] : LOWEST;
     } else if (threadIdx.x == 0) {
         counts[blockIdx.x] = held;
     }
@@ -244,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) search(
 
 
 def source_of(M: int, K: int, d: int, threads: int = _THREADS) -> str:
-    """The source for codebooks [M, K, d] and blocks of ``threads``."""
+    """Return the source for codebooks [M, K, d] and blocks of ``threads``."""
     assert 4 * threads <= MOST  # what the warps add beyond a limit has room in `best`
     paired = K <= 16
     columns, entries = _tables(M, K)
@@ -270,12 +291,15 @@ def _compiled(M: int, K: int, d: int, device: torch.device) -> Any:
         with torch.cuda.device(device):
             return torch.cuda._compile_kernel(source_of(M, K, d), "search")
     except (RuntimeError, OSError) as error:
-        why = (str(error).strip().splitlines() or ["no reason given"])[-1]
-        raise DeviceError(f"torch cannot compile the search for {device}: {why}") from None
+        reason = (str(error).strip().splitlines() or ["no reason given"])[-1]
+        raise DeviceError(f"torch cannot compile the search for {device}: {reason}") from None
 
 
 def compiled(M: int, K: int, d: int, device: torch.device) -> Callable[[int, list[Any]], None]:
-    """What runs the kernel on a GPU, of so many blocks, with these arguments.
+    """Compile the kernel for a GPU.
+
+    Returns:
+        A function of the number of blocks and the arguments that runs the kernel.
 
     Raises:
         DeviceError: torch cannot compile it.
@@ -290,7 +314,7 @@ def compiled(M: int, K: int, d: int, device: torch.device) -> Callable[[int, lis
 
 
 def scratch_of(M: int, K: int) -> int:
-    """The floats of scratch memory that a block needs: look-up tables too large for its own memory."""
+    """Return the floats of scratch memory that a block needs for tables too large for its own."""
     columns, entries = _tables(M, K)
     return columns * entries if columns * entries * 4 > _SHARED else 0
 

@@ -1,5 +1,4 @@
-"""The losses of the cosine classifiers of the sub-spaces: classification (eq. 3) and entropy (eq.
-4).
+"""Losses of the cosine classifiers of the sub-spaces: classification (eq. 3) and entropy (eq. 4).
 
 Both take unit-norm sub-vectors x float [B, M, d], sub-prototypes W float [M, C, d] and the scale β
 > 0 of the cosine (the paper's is 4), in two variants, as the paper and its authors' code differ.
@@ -18,15 +17,19 @@ Variant = Literal["paper", "code"]
 
 
 def cross_entropy(log_p: Tensor, targets: Tensor) -> Tensor:
-    """Cross entropy of float [B, C], a scalar: the mean over rows of ``targets`` that sum to 1;
-    zero rows are ignored."""
-    labelled = (targets > 0).any(dim=1).sum()
-    return -(targets * log_p).sum() / labelled.clamp_min(1)
+    """Return the cross entropy of float [B, C], a scalar.
+
+    It is the mean over the rows of ``targets`` that sum to 1; zero rows are ignored.
+    """
+    labelled_rows = (targets > 0).any(dim=1).sum()
+    return -(targets * log_p).sum() / labelled_rows.clamp_min(1)
 
 
 def shares(labels: Tensor, like: Tensor) -> Tensor:
-    """Multi-hot labels [B, C] of any dtype, each row divided by its sum, with dtype and device of
-    ``like``; zero rows stay zero."""
+    """Divide each row of multi-hot labels [B, C] of any dtype by its sum; zero rows stay zero.
+
+    The result has the dtype and device of ``like``.
+    """
     y = multihot(labels, like)
     return y / y.sum(dim=1, keepdim=True).clamp_min(1)
 
@@ -34,8 +37,10 @@ def shares(labels: Tensor, like: Tensor) -> Tensor:
 def subspace_classification(
     x: Tensor, W: Tensor, p: Tensor, beta: float = 4.0, variant: Variant = "paper"
 ) -> Tensor:
-    """Cross entropy of the classifiers, a scalar, with targets p float [B, C]: :func:`shares` of
-    labels (eq. 3), or class probabilities. Zero rows are unlabelled.
+    """Return the cross entropy of the classifiers, a scalar.
+
+    Targets p float [B, C] are :func:`shares` of labels (eq. 3), or class probabilities. Zero rows
+    are unlabelled.
 
     * ``"paper"``: the M classifiers are trained independently: mean over m of CE(softmax_c(β
       x_m·w_mc)).
@@ -52,12 +57,12 @@ def subspace_classification(
 
 
 def subspace_entropy(x: Tensor, W: Tensor, beta: float = 4.0, variant: Variant = "paper") -> Tensor:
-    """Mean entropy of the classifiers over rows, a scalar: 0 (certain, or no rows) to log C
-    (uniform). Labels are not used.
+    """Return the mean entropy of the classifiers over rows, a scalar.
 
-    The sub-prototypes maximise it and the network minimises it: subtract λ2 times it from the total
-    loss, of sub-vectors that went through :func:`~gpq_faiss.nn.quantizer.reverse_gradient` *before*
-    intra-normalisation.
+    It lies between 0 (certain, or no rows) and log C (uniform). Labels are not used. The
+    sub-prototypes maximise it and the network minimises it: subtract λ2 times it from the total
+    loss, computed on sub-vectors that went through :func:`~gpq_faiss.nn.quantizer.reverse_gradient`
+    *before* intra-normalisation.
 
     * ``"paper"``: softmax_c(β x_m·w_mc), the mean over the M sub-spaces of their entropies.
     * ``"code"``: softmax_c(mean_m β² x_m·w_mc), one entropy per row.

@@ -1,4 +1,7 @@
-"""Losses from plugins, added to the method's losses; ``[loss.extra]`` gives names and weights."""
+"""Losses of plugins, which are added to the method's losses.
+
+``[loss.extra]`` in the settings gives their names and weights.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ _OWN = ("total", "npair", "triplet", "classification", "propagation", "entropy")
 
 
 class ExtraLosses(nn.Module):
-    """Plugin losses by name, with their weights (0: left out); ``seed`` is that of their
-    parameters, which are trained with the network.
+    """Plugin losses by name, with their weights (0: left out).
 
     Each is a module that maps network outputs float [B + U, D] and labels of the first B, multi-hot
-    float [B, C], to a scalar.
+    float [B, C], to a scalar. Their parameters are initialised by ``seed`` and trained with the
+    network.
 
     Raises:
         UsageError: no plugin has a loss of that name, or it cannot be constructed.
@@ -33,7 +36,7 @@ class ExtraLosses(nn.Module):
             self.parts = nn.ModuleDict({name: _make(name) for name in self.weights})
 
     def add(self, losses: dict[str, Tensor], x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """``losses`` with every part added, and their weighted sum added to ``total``.
+        """Add every plugin loss to ``losses``, and their weighted sum to its ``total``.
 
         Raises:
             UsageError: a loss does not return a scalar.

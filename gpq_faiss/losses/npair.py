@@ -1,4 +1,9 @@
-"""The losses of pairs: N-pair product quantisation (eq. 2), and the triplets of GPQ-T."""
+"""Losses of pairs: N-pair product quantisation (eq. 2), and the triplets of GPQ-T.
+
+The N-pair loss takes labels or class probabilities. Class probabilities, which are not in the
+paper, give the probability that two items share a class, t_ij = p_i·p_j, so unlabelled items
+contribute, too. One-hot rows give the targets of eq. 2.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,8 @@ MARGIN = 0.1
 
 
 def npair(x: Tensor, q: Tensor, labels: Tensor) -> Tensor:
-    """Cross entropy between similarity by label and asymmetric similarity (eq. 2), a scalar.
+    """Return the cross entropy between similarity by label and asymmetric similarity (eq. 2), a
+    scalar.
 
     Scores are X Qᵀ, summed over the M sub-spaces: unit-norm vectors x against soft-assigned vectors
     q, float [B, M, d], as in search. Rows without any of the multi-hot labels [B, C] are neither
@@ -31,14 +37,14 @@ def npair(x: Tensor, q: Tensor, labels: Tensor) -> Tensor:
 
 
 def triplet(x: Tensor, q: Tensor, labels: Tensor) -> Tensor:
-    """Triplets of vectors against soft-assigned vectors: max(0, margin + s(a, n) - s(a, p)), a
-    scalar, of the arguments of :func:`npair`.
+    """Return the loss of triplets of vectors and soft-assigned vectors, a scalar.
 
-    s(i, j) is the mean over the M sub-spaces of the cosine of x_i with q_j (asymmetric, as in
-    search). Positives p share a label with the anchor a, negatives n none; unlabelled rows are
-    ignored. Semi-hard mining inside the batch (Schroff et al. 2015): every pair (a, p) takes the
-    most similar negative that is less similar than p, or else the least similar one. Mean over all
-    pairs whose anchor has a negative, 0 without any.
+    It is max(0, margin + s(a, n) - s(a, p)); the arguments are those of :func:`npair`. s(i, j) is
+    the mean over the M sub-spaces of the cosine of x_i with q_j (asymmetric, as in search).
+    Positives p share a label with the anchor a, negatives n none; unlabelled rows are ignored.
+    Semi-hard mining inside the batch (Schroff et al. 2015): every pair (a, p) takes the most
+    similar negative that is less similar than p, or else the least similar one. The loss is the
+    mean over all pairs whose anchor has a negative, 0 without any.
     """
     positive, negative = label_pairs(labels, x)
     similarity = _similarity(x, q) / x.shape[1]
@@ -56,14 +62,19 @@ def _similarity(x: Tensor, q: Tensor) -> Tensor:
 
 
 def multihot(labels: Tensor, like: Tensor) -> Tensor:
-    """Labels [B, C] of any dtype as 0/1 with dtype and device of ``like``; values above 0 are
-    labels."""
+    """Return labels [B, C] of any dtype as 0/1 with the dtype and device of ``like``.
+
+    Values above 0 are labels.
+    """
     return (labels > 0).to(device=like.device, dtype=like.dtype)
 
 
 def label_pairs(labels: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Pairs of labelled rows, bool [B, B], of multi-hot labels [B, C]: different rows that share a
-    label, and rows that share none; computed with dtype and device of ``like``."""
+    """Return which pairs of labelled rows share a label, and which share none, both bool [B, B].
+
+    The first excludes pairs of a row with itself. Labels are multi-hot [B, C]; the computation has
+    the dtype and device of ``like``.
+    """
     y = multihot(labels, like)
     labelled = y.any(dim=1)
     shared = y @ y.T > 0

@@ -22,25 +22,29 @@ BEAM = 8
 
 
 def assign(targets: Tensor, codewords: Tensor, beam: int = BEAM) -> Tensor:
-    """Codes int64 [B, M] whose sums of codewords [M, K, E] approximate the targets [B, E]; of
-    ``beam`` partial sums kept."""
-    remainder = targets.unsqueeze(1)
+    """Return codes int64 [B, M] whose sums of codewords [M, K, E] approximate the targets [B, E].
+
+    The search keeps the best ``beam`` partial sums of each target.
+    """
+    residual = targets.unsqueeze(1)
     chosen = _none(targets)
     for m, words in enumerate(codewords):
         # |left - codeword|² for every partial sum and codeword: float [B, beam, K].
         distance = (
-            remainder.square().sum(dim=2, keepdim=True)
-            - 2 * remainder @ words.T
+            residual.square().sum(dim=2, keepdim=True)
+            - 2 * residual @ words.T
             + words.square().sum(dim=1)
         )
         _, parent, word, chosen = _best(distance, chosen, beam if m < len(codewords) - 1 else 1)
-        remainder = remainder.gather(1, parent.expand(-1, -1, remainder.shape[2])) - words[word]
+        residual = residual.gather(1, parent.expand(-1, -1, residual.shape[2])) - words[word]
     return chosen[:, 0]
 
 
 def assign_logits(targets: Tensor, codewords: Tensor, beam: int = BEAM) -> Tensor:
-    """Codes int64 [B, M] whose sums s of codewords [M, K, C] are logits of approximately the target
-    probabilities [B, C]: a beam search minimises the cross entropy ``-Σ_c t_c log softmax_c(s)``.
+    """Return codes int64 [B, M] whose sums of codewords [M, K, C] are logits of the targets [B, C].
+
+    The targets are probabilities, which softmax of the sum s approximates: a beam search minimises
+    the cross entropy ``-Σ_c t_c log softmax_c(s)``.
     """
     B, C = targets.shape
     factors = codewords.exp()
@@ -59,15 +63,20 @@ def assign_logits(targets: Tensor, codewords: Tensor, beam: int = BEAM) -> Tenso
 
 
 def _none(targets: Tensor) -> Tensor:
-    """One partial sum without codewords per target, int64 [B, 1, 0]."""
+    """Return one partial sum without codewords for each target, int64 [B, 1, 0]."""
     # Not len(): an exporter would take it for a constant.
     return torch.zeros(targets.shape[0], 1, 0, dtype=torch.long, device=targets.device)
 
 
 def _best(cost: Tensor, chosen: Tensor, beam: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The ``beam`` extensions of partial sums with codewords ``chosen`` [B, P, m] of least ``cost``
-    [B, P, K]: their cost [B, beam], partial sum [B, beam, 1], codeword [B, beam], and all codewords
-    [B, beam, m + 1]."""
+    """Return the ``beam`` extensions of partial sums that have the least ``cost`` [B, P, K].
+
+    ``chosen`` [B, P, m] are the codewords of the partial sums.
+
+    Returns:
+        Of each extension its cost [B, beam], partial sum [B, beam, 1], codeword [B, beam], and all
+            codewords [B, beam, m + 1].
+    """
     K = cost.shape[2]
     least, best = cost.flatten(1).topk(min(beam, cost.shape[1] * K), dim=1, largest=False)
     parent, word = (best // K).unsqueeze(2), best % K
@@ -78,10 +87,10 @@ def _best(cost: Tensor, chosen: Tensor, beam: int) -> tuple[Tensor, Tensor, Tens
 
 
 def product_form(codewords: Tensor, d: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Additive codewords as unit-norm codewords of a product quantiser.
+    """Return additive codewords as unit-norm codewords of a product quantiser.
 
-    Exact if the K codewords of a codebook, or the targets, span at most d - 2 dimensions; else
-    codewords are projected onto the d - 2 main directions of their codebook.
+    The form is exact if the K codewords of a codebook, or the targets, span at most d - 2
+    dimensions; else codewords are projected onto the d - 2 main directions of their codebook.
 
     Args:
         codewords: float [M, K, E].
@@ -89,7 +98,7 @@ def product_form(codewords: Tensor, d: int) -> tuple[Tensor, Tensor, Tensor]:
 
     Returns:
         The projected codewords [M, K, E]; the basis [M, E, d - 2] of each codebook; and the
-        unit-norm codewords [M, K, d].
+            unit-norm codewords [M, K, d].
     """
     M, _, E = codewords.shape
     inner = d - 2
@@ -108,12 +117,14 @@ def product_form(codewords: Tensor, d: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def query_form(queries: Tensor, basis: Tensor) -> Tensor:
-    """Queries float [B, E] of norm at most 1, as unit-norm sub-vectors [B, M, d] for codewords of
-    :func:`product_form`."""
+    """Return queries float [B, E] of norm at most 1 as unit-norm sub-vectors [B, M, d].
+
+    They match the codewords of :func:`product_form`.
+    """
     inside = torch.einsum("be,mei->bmi", queries, basis)
     return torch.cat([inside, torch.zeros_like(inside[..., :1]), missing(inside)], dim=2)
 
 
 def missing(inside: Tensor) -> Tensor:
-    """The coordinate that makes vectors of norm at most 1 unit-norm, [..., 1]."""
+    """Return the coordinate [..., 1] that makes vectors of norm at most 1 unit-norm."""
     return (1 - inside.square().sum(dim=-1, keepdim=True)).clamp_min(0).sqrt()

@@ -1,5 +1,7 @@
-"""Augmentation of image batches on their device: random flip and shifted crop, as in the authors'
-recipe."""
+"""Augmentation of image batches on their device, as in the authors' recipe.
+
+Images are flipped at random, and cropped after a random shift.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,9 @@ def random_flip_crop(
     flip: bool = True,
     colour: Tensor | None = None,
 ) -> Tensor:
-    """Shift each image by up to an eighth of its side each way (the authors' 4 pixels at 32), and
-    mirror it with probability one half.
+    """Shift each image at random, and mirror it with probability one half.
+
+    The shift is up to an eighth of the side each way (the authors' 4 pixels at 32).
 
     Args:
         images: [B, 3, S, S], uint8 or float, before normalisation; the result is in channels-last

@@ -1,5 +1,4 @@
-"""The feature extractor F: from images or ready-made embeddings to one vector of D = M * d
-dimensions.
+"""The feature extractor F, from images or embeddings to one vector of D = M * d dimensions.
 
 :func:`build_backbone` makes any of them by name. Every backbone normalises its own input, and ends
 in one linear layer ``head`` to D. Intra-normalisation is not part of it
@@ -28,9 +27,12 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 class Normalisation(nn.Module):
-    """(x - mean) / std for images float [B, 3, S, S] in [0, 1] by channel, or, if ``width`` is not
-    0, for features float [B, width], unchanged until :meth:`fit`. The statistics are buffers, saved
-    with the weights."""
+    """Input normalisation, (x - mean) / std.
+
+    Images, float [B, 3, S, S] in [0, 1], are normalised by channel. If ``width`` is not 0, the
+    input is features, float [B, width], which are unchanged until :meth:`fit`. The statistics are
+    buffers, saved with the weights.
+    """
 
     def __init__(
         self,
@@ -43,22 +45,25 @@ class Normalisation(nn.Module):
         self.std = nn.Buffer(torch.ones(width) if width else torch.tensor(std).view(1, 3, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalised items, shape as given. Raises UsageError: another shape, or integers."""
+        """Return normalised items, shape as given.
+
+        Raises:
+            UsageError: another shape, or integers.
+        """
         # Shapes and types only: constants for an exporter.
-        expected_shape = ("B", 3, "S", "S") if self.mean.ndim == 4 else ("B", len(self.mean))
-        if (
-            x.ndim != len(expected_shape)
-            or x.shape[1] != expected_shape[1]
-            or not x.is_floating_point()
-        ):
-            shape = ", ".join(map(str, expected_shape))
+        expected = ("B", 3, "S", "S") if self.mean.ndim == 4 else ("B", len(self.mean))
+        if x.ndim != len(expected) or x.shape[1] != expected[1] or not x.is_floating_point():
+            shape = ", ".join(map(str, expected))
             raise UsageError(f"an input of {x.dtype} {list(x.shape)}: float [{shape}] is needed")
         return (x - self.mean) / self.std
 
     @torch.no_grad()
     def fit(self, x: Tensor) -> None:
-        """Set the mean per dimension and one standard deviation for all, the root of the mean
-        variance, from finite features float [N, W]."""
+        """Set the statistics from finite features float [N, W].
+
+        They are the mean of each dimension, and one standard deviation for all: the root of the
+        mean variance.
+        """
         x = x.double()
         mean = x.mean(0)
         std = (((x - mean) ** 2).sum(0) / len(x)).mean().sqrt().expand_as(mean)
@@ -71,9 +76,16 @@ class Normalisation(nn.Module):
 
 @dataclass(frozen=True)
 class BackboneSpec:
-    """Description of an architecture, without weights: ``in_width`` is 0 for images, ``image_size``
-    for features; ``hidden`` and ``dropout`` are for ``mlp``; ``tap`` says whether ``vgg`` averages
-    its third block before or, as in the authors' code, after its max pool."""
+    """Description of an architecture, without weights.
+
+    Attributes:
+        name, kind, out_width: name of the backbone, kind of its input, and width of its output.
+        in_width: width of input features; 0 for images.
+        image_size: side of input images; 0 for features.
+        hidden, dropout: widths and dropout rate of the hidden layers of ``mlp``.
+        tap: whether ``vgg`` averages its third block before its max pool or, as in the authors'
+            code, after it.
+    """
 
     name: str
     kind: Literal["images", "features"]
@@ -86,8 +98,9 @@ class BackboneSpec:
 
 
 class Backbone(nn.Module):
-    """Base of all backbones: input normalisation, a trunk, and the linear ``head`` to D, which
-    sub-classes add last.
+    """Base of all backbones: input normalisation, a trunk, and the linear ``head`` to D.
+
+    Sub-classes add the head last.
 
     Attributes:
         SMALLEST: minimum pixels per side.
@@ -110,17 +123,22 @@ class Backbone(nn.Module):
             )
 
     def trunk_features(self, x: Tensor) -> Tensor:
-        """The vector before the head, float [B, trunk width], of normalised input."""
+        """Return the vectors before the head, float [B, trunk width], of normalised input."""
         raise NotImplementedError
 
     def forward(self, x: Tensor, normalised: bool = False) -> Tensor:
-        """Items, or items after the input normalisation, to the network's output, float [B, D], not
-        normalised."""
+        """Return the network's output for items, float [B, D], not normalised.
+
+        If ``normalised``, the items have passed the input normalisation.
+        """
         return cast(Tensor, self.head(self.trunk_features(x if normalised else self.input(x))))
 
 
 def make_head(width: int, out_width: int, generator: torch.Generator | None = None) -> nn.Linear:
-    """A linear layer with Xavier's initial weights, drawn by ``generator`` (default: torch's)."""
+    """Return a linear layer with Xavier's initial weights.
+
+    They are drawn by ``generator`` (default: torch's).
+    """
     head = (
         nn.Linear(width, out_width, device="meta").to_empty(device="cpu")
         if generator
@@ -132,7 +150,7 @@ def make_head(width: int, out_width: int, generator: torch.Generator | None = No
 
 
 def _convolutional(layers: list[nn.Module]) -> nn.Sequential:
-    """The layers after each other, with He's initial weights of the convolutions."""
+    """Return the layers in sequence, with He's initial weights of the convolutions."""
     for layer in layers:
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
@@ -180,13 +198,12 @@ class VGG(Backbone):
 
 
 class CNNF(Backbone):
-    """CNN-F (also VGG-F) up to full7, of Chatfield et al., "Return of the Devil in the Details",
-    BMVC 2014.
+    """CNN-F (also VGG-F) up to full7, of Chatfield et al. (BMVC 2014).
 
-    Pools round up (as in Caffe), so 224 pixels give 54, 27, 13 and 6; other sizes are pooled to 6.
-    LRN has 1e-4 per channel (torch divides its α by the size). There are no ImageNet weights to
-    download: pass the path of a converted file with the names of this module (``features.0.weight``
-    ... ``classifier.3.bias``).
+    The paper is "Return of the Devil in the Details". Pools round up (as in Caffe), so 224 pixels
+    give 54, 27, 13 and 6; other sizes are pooled to 6. LRN has 1e-4 per channel (torch divides its
+    α by the size). There are no ImageNet weights to download: pass the path of a converted file
+    with the names of this module (``features.0.weight`` ... ``classifier.3.bias``).
     """
 
     SMALLEST = 63
@@ -207,8 +224,8 @@ class CNNF(Backbone):
                 layers.append(nn.LocalResponseNorm(5, alpha=5e-4, beta=0.75, k=2.0))
             if ends:
                 layers.append(nn.MaxPool2d(3, 2, ceil_mode=True))
-        # Its layers draw before the convolutions do, once more: the order is part of what a seed
-        # means.
+        # The initial weights of these layers are drawn before those of the convolutions. Keep this
+        # order: the weights of a seed depend on it.
         classifier = nn.Sequential(
             *(nn.Linear(256 * 6 * 6, 4096), nn.ReLU(inplace=True), nn.Dropout(0.5)),
             *(nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Dropout(0.5)),
@@ -236,8 +253,10 @@ class GaussianNoise(nn.Module):
 
 
 class MLP(Backbone):
-    """Hidden layers of (linear, ReLU, dropout), then the head; without hidden layers: ``linear``.
-    Images are flattened."""
+    """Hidden layers of (linear, ReLU, dropout), then the head; the backbone ``linear`` has none.
+
+    Images are flattened.
+    """
 
     def __init__(self, spec: BackboneSpec) -> None:
         super().__init__(spec)
@@ -259,8 +278,10 @@ class MLP(Backbone):
 
 
 class Trunk(Backbone):
-    """Any module from normalised inputs, float [B, 3, S, S] or [B, W], to vectors [B, width];
-    ``make`` makes it, and may fail."""
+    """Any module from normalised inputs, float [B, 3, S, S] or [B, W], to vectors [B, width].
+
+    ``make`` constructs the module, and may fail.
+    """
 
     def __init__(self, spec: BackboneSpec, make: Callable[[], nn.Module]) -> None:
         super().__init__(spec)
@@ -286,7 +307,7 @@ class Trunk(Backbone):
 
 
 def _timm(spec: BackboneSpec, pretrained: bool) -> Trunk:
-    """Any timm model without its classifier, with its timm normalisation."""
+    """Return a timm model without its classifier, with the input normalisation of timm."""
     timm = optional(
         "timm", f"backbone {spec.name} needs the package timm: pip install 'gpq-faiss[timm]'"
     )
@@ -301,7 +322,7 @@ def _timm(spec: BackboneSpec, pretrained: bool) -> Trunk:
         return model
 
     try:
-        extractor = Trunk(spec, make)
+        backbone = Trunk(spec, make)
     except Exception as error:  # hub, http and timm errors have no common base
         wrong = (
             f"cannot make timm's model '{name}' for {spec.image_size} pixels ({one_line(error)})"
@@ -311,24 +332,28 @@ def _timm(spec: BackboneSpec, pretrained: bool) -> Trunk:
         raise DataError(
             f"{wrong}: set network.weights to the path of its weights, or to none"
         ) from error
-    config = getattr(extractor.trunk, "pretrained_cfg", {})
-    extractor.input = Normalisation(
+    config = getattr(backbone.trunk, "pretrained_cfg", {})
+    backbone.input = Normalisation(
         0, config.get("mean", IMAGENET_MEAN), config.get("std", IMAGENET_STD)
     )
-    return extractor
+    return backbone
 
 
 def backbone_plugin(name: str) -> Plugin | None:
-    """The plugin of a backbone; None if it is built in or unknown. Raises UsageError: as
-    :func:`.find_plugin`."""
+    """Return the plugin of a backbone; None if it is built in or unknown.
+
+    Raises:
+        UsageError: as :func:`.find_plugin`.
+    """
     return find_plugin("backbones", name, (*BACKBONES, "auto"))
 
 
 def build_backbone(
     spec: BackboneSpec, weights: str = "none", *, generator: torch.Generator
 ) -> Backbone:
-    """Build a feature extractor, on the CPU and in training mode: float [B, 3, S, S] in [0, 1] or
-    float [B, W] to float [B, D].
+    """Build a feature extractor, on the CPU and in training mode.
+
+    It maps float [B, 3, S, S] in [0, 1] or float [B, W] to float [B, D].
 
     Args:
         spec: its name is ``vgg``, ``cnnf``, ``mlp``, ``linear``, ``timm/NAME``, or that of a
@@ -378,7 +403,7 @@ def build_backbone(
 
 
 def input_description(dataset: Dataset, image_size: int) -> dict[str, Any]:
-    """The argument ``input_`` of :func:`build_extractor` for ``dataset``."""
+    """Return the argument ``input_`` of :func:`build_extractor` for ``dataset``."""
     if isinstance(dataset, FeatureDataset):
         return {"kind": "features", "width": dataset.width}
     return {"kind": "images", "image_size": image_size}
@@ -387,8 +412,10 @@ def input_description(dataset: Dataset, image_size: int) -> dict[str, Any]:
 def build_extractor(
     config: Config, input_: Mapping[str, Any], out_width: int, generator: torch.Generator
 ) -> Backbone:
-    """The feature extractor F of all trained methods, with a linear layer to ``out_width``, for
-    ``input_`` ``{"kind": "features", "width": W}`` or ``{"kind": "images", "image_size": S}``."""
+    """Build the feature extractor F of all trained methods, with a linear layer to ``out_width``.
+
+    ``input_`` is ``{"kind": "features", "width": W}`` or ``{"kind": "images", "image_size": S}``.
+    """
     n, size = config.network, input_.get("image_size", 0)
     of_classes = config.class_networks
     hidden = n.hidden[:-1] if of_classes else n.hidden

@@ -1,7 +1,7 @@
-"""Devices by name, and what networks get on them. A missing GPU is an error; there is no silent
-fall-back to the CPU.
+"""Devices by name, and the context in which networks run on them.
 
-torch is imported on first use, so that CPU search works without it.
+A missing GPU is an error; there is no silent fall-back to the CPU. torch is imported on first use,
+so that CPU search works without it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,23 @@ log = logging.getLogger(__name__)
 
 
 def on_cpu(name: str) -> bool:
-    """Whether a device name means the CPU; ``auto`` does without a GPU or without torch. Raises as
-    :func:`resolve_device`."""
+    """Whether a device name means the CPU; ``auto`` does without a GPU or without torch.
+
+    Raises:
+        UsageError, DeviceError: as :func:`resolve_device`.
+    """
     if name == "cpu" or (name == "auto" and importlib.util.find_spec("torch") is None):
         return True
     return resolve_device(name).type == "cpu"
 
 
 def resolve_device(name: str) -> torch.device:
-    """``cpu``, ``cuda``, ``cuda:N`` or ``auto`` (the first GPU, if any). Raises UsageError: another
-    name; DeviceError: no such GPU."""
+    """Return the device ``cpu``, ``cuda``, ``cuda:N`` or ``auto`` (the first GPU, if any).
+
+    Raises:
+        UsageError: another name.
+        DeviceError: no such GPU.
+    """
     import torch
 
     if name == "auto":
@@ -63,8 +70,10 @@ def resolve_device(name: str) -> torch.device:
 
 @contextmanager
 def full_float32() -> Iterator[None]:
-    """Context without TF32 convolutions, torch's default on newer GPUs, which would give other
-    codes than the CPU. (Matrix products are in float32 by default.)"""
+    """Disable TF32 convolutions, torch's default on newer GPUs, for a ``with`` block.
+
+    They would give other codes than the CPU. (Matrix products are in float32 by default.)
+    """
     import torch
 
     before = torch.backends.cudnn.allow_tf32
@@ -77,7 +86,7 @@ def full_float32() -> Iterator[None]:
 
 @contextmanager
 def torch_threads(n: int) -> Iterator[None]:
-    """Context in which torch uses so many threads."""
+    """Let torch use this number of threads in a ``with`` block."""
     import torch
 
     before = torch.get_num_threads()
@@ -89,7 +98,10 @@ def torch_threads(n: int) -> Iterator[None]:
 
 
 def to_input(values: NDArray[Any] | torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return network input, float32 on ``device``; uint8 images become [0, 1], channels last."""
+    """Return a batch as network input, float32 on ``device``.
+
+    Images uint8 are scaled to [0, 1], channels last.
+    """
     import torch
 
     x = torch.as_tensor(values)
@@ -103,7 +115,7 @@ def to_input(values: NDArray[Any] | torch.Tensor, device: torch.device) -> torch
 
 @contextmanager
 def gpu_memory(remedy: str) -> Iterator[None]:
-    """Context that turns torch's out-of-memory error into a DeviceError with a remedy."""
+    """Turn torch's out-of-memory error into a DeviceError of one line with a remedy."""
     try:
         yield
     except RuntimeError as error:
@@ -112,7 +124,10 @@ def gpu_memory(remedy: str) -> Iterator[None]:
         raise DeviceError(f"out of memory on the GPU: {remedy}") from None
 
 
-def image_batch(limit: int, image_size: int) -> int:
-    """Images per batch: ``most`` up to 64 pixels per side, beyond that the same number of pixels
-    (at least 16 images), which limits memory."""
-    return max(min(16, limit), min(limit, limit * 64**2 // max(1, image_size) ** 2))
+def image_batch(batch_size: int, image_size: int) -> int:
+    """Return the number of images in a batch, which limits memory.
+
+    It is ``batch_size`` up to 64 pixels per side; larger images have the same number of pixels in a
+    batch (but at least 16 images).
+    """
+    return max(min(16, batch_size), min(batch_size, batch_size * 64**2 // max(1, image_size) ** 2))

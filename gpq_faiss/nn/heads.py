@@ -7,12 +7,12 @@ from torch import Tensor, nn
 
 
 class SubspaceHeads(nn.Module):
-    """The class networks: M parallel two-layer perceptrons, whose errors are less correlated than
-    those of M linear layers, from float [B, in_width] to [B, M·d].
+    """The class networks: M parallel two-layer perceptrons, from float [B, in_width] to [B, M·d].
 
-    Dropout leaves out the same hidden units for all items of a step, so that their products are not
-    computed (Graham, Reizenstein and Robinson, "Efficient batchwise dropout training using
-    submatrices", 2015): at one half a step takes half the time.
+    Their errors are less correlated than those of M linear layers. Dropout leaves out the same
+    hidden units for all items of a step, so that their products are not computed (Graham,
+    Reizenstein and Robinson, "Efficient batchwise dropout training using submatrices", 2015): at
+    one half a step takes half the time.
 
     Args:
         in_width, hidden, d: widths of inputs, hidden layer and outputs of each of the M
@@ -40,10 +40,10 @@ class SubspaceHeads(nn.Module):
         )
         self.bias = nn.Parameter(torch.zeros(M, 1, hidden))
         self.out = nn.Parameter(torch.randn(M, hidden, d, generator=generator) / hidden**0.5)
-        self.kept = max(1, round(hidden * (1 - dropout)))
+        self.active = max(1, round(hidden * (1 - dropout)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Trunk features float [B, in_width] to raw sub-vectors [B, M·d]."""
+        """Map trunk features float [B, in_width] to raw sub-vectors [B, M·d]."""
         inputs, (M, W, hidden) = x.unsqueeze(0), self.into.shape
         into: Tensor = self.into
         bias: Tensor = self.bias
@@ -51,12 +51,12 @@ class SubspaceHeads(nn.Module):
         if self.training and self.noise:
             noise = torch.randn(M, *x.shape, device=x.device, dtype=x.dtype)
             inputs = torch.add(inputs, noise, alpha=self.noise)
-        if self.training and self.kept < hidden:
-            units = torch.rand(M, hidden, device=x.device).argsort(dim=1)[:, : self.kept]
+        if self.training and self.active < hidden:
+            units = torch.rand(M, hidden, device=x.device).argsort(dim=1)[:, : self.active]
             into = into.gather(2, units[:, None].expand(-1, W, -1))
             bias = bias.gather(2, units[:, None])
             out = out.gather(1, units[:, :, None].expand(-1, -1, out.shape[2])) * (
-                hidden / self.kept
+                hidden / self.active
             )
         return (
             torch.matmul(torch.matmul(inputs, into).add_(bias).relu_(), out)

@@ -1,9 +1,8 @@
-"""The quantiser of GPQ: intra-normalisation, soft assignment (eq. 1), codebooks, sub-prototypes and
-z'.
+"""The quantiser of GPQ: intra-normalisation, soft assignment (eq. 1), codebooks and z'.
 
 Shapes, with D = M * d::
 
-    x  [B, M, d]   sub-vectors of the network's output, unit-norm (:func:`intra_normalize`)
+    x  [B, M, d]   sub-vectors of the network's output, unit-norm in the last axis
     Z  [M, K, d]   codewords, K of them in each of the M codebooks
     W  [M, C, d]   sub-prototypes, one per class and sub-space
 
@@ -22,33 +21,36 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 NORM_EPS = 1e-6
-"""Sub-vectors shorter than this have no meaningful direction: divided by it instead of by their
-norm, which bounds the gradient."""
+"""Sub-vectors shorter than this have no meaningful direction.
+
+They are divided by it instead of by their norm, which bounds the gradient.
+"""
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """``x`` itself if float32 or float64, else (float16, bfloat16) its float32 copy."""
+    """Return ``x`` itself if float32 or float64, else (float16, bfloat16) its float32 copy."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
 def unit(x: Tensor) -> Tensor:
-    """The last axis normalised to length one, float32 at least."""
+    """Normalise the last axis to length one, in float32 at least."""
     return F.normalize(at_least_float32(x), dim=-1, eps=NORM_EPS)
 
 
 def intra_normalize(x: Tensor, M: int) -> Tensor:
-    """Split float [B, M * d] in M sub-vectors and normalise each to length one (paper, section
-    3.1): [B, M, d].
+    """Split float [B, M * d] in M sub-vectors and normalise each to length one: [B, M, d].
 
-    A zero sub-vector has no direction: it stays (nearly) zero and gets a bounded gradient. The
-    encoding stage must reject such rows (:func:`zero_subvectors`).
+    This is section 3.1 of the paper. A zero sub-vector has no direction: it stays (nearly) zero and
+    gets a bounded gradient. The encoding stage must reject such rows (:func:`zero_subvectors`).
     """
     return unit(torch.unflatten(x, 1, (M, -1)))
 
 
 def zero_subvectors(x: Tensor, M: int) -> Tensor:
-    """Which sub-vectors of float [B, M * d], before normalisation, are not finite, or no longer
-    than :data:`NORM_EPS`: bool [B, M]."""
+    """Return which sub-vectors of float [B, M * d] have no direction, bool [B, M].
+
+    Before normalisation, they are not finite, or no longer than :data:`NORM_EPS`.
+    """
     norm: Tensor = torch.linalg.vector_norm(
         at_least_float32(torch.unflatten(x, 1, (M, -1))), dim=-1
     )
@@ -57,42 +59,44 @@ def zero_subvectors(x: Tensor, M: int) -> Tensor:
 
 
 def subspace_cosine(x: Tensor, W: Tensor) -> Tensor:
-    """Inner products of the sub-vectors x [B, M, d] with the normalised vectors W [M, C, d] of
-    their sub-space, float [B, M, C]."""
+    """Return inner products of sub-vectors with the vectors of their sub-space, float [B, M, C].
+
+    The vectors W [M, C, d] are normalised, the sub-vectors x [B, M, d] are not.
+    """
     return torch.einsum("bmd,mcd->bmc", at_least_float32(x), unit(W))
 
 
 def soft_assign(x: Tensor, Z: Tensor, alpha: float) -> Tensor:
-    """Soft assignment s(x; α, Z) of eq. 1: the mean of the codewords Z [M, K, d] weighted by
-    softmax_k(+α x_m·z_mk), normalised again, float [B, M, d], of unit-norm x [B, M, d].
+    """Return the soft assignment s(x; α, Z) of eq. 1, float [B, M, d], of unit-norm x [B, M, d].
 
-    The paper prints a minus sign in the exponent, which would prefer the farthest codeword; its
-    authors' code uses -α(1 - x·z), as here. As α grows (the paper's is 20) this becomes the hard
-    assignment.
+    It is the mean of the codewords Z [M, K, d] weighted by softmax_k(+α x_m·z_mk), normalised
+    again. The paper prints a minus sign in the exponent, which would prefer the farthest codeword;
+    its authors' code uses -α(1 - x·z), as here. As α grows (the paper's is 20) this becomes the
+    hard assignment.
     """
     weight = (alpha * subspace_cosine(x, Z)).softmax(dim=-1)
     return unit(torch.einsum("bmk,mkd->bmd", weight, unit(Z)))
 
 
 def reexpress(Z: Tensor, W: Tensor, alpha: float) -> Tensor:
-    """z' = s(z; α, W): codewords float [M, K, d] re-expressed over the sub-prototypes [M, C, d] of
-    their sub-space, unit-norm.
+    """Return z' = s(z; α, W), codewords re-expressed over the sub-prototypes of their sub-space.
 
-    These are the codebooks of GPQ in training, encoding, search and export: the raw codewords rank
-    far worse.
+    Codewords are float [M, K, d], sub-prototypes [M, C, d]; the result is unit-norm. These are the
+    codebooks of GPQ in training, encoding, search and export: the raw codewords rank far worse.
     """
     return soft_assign(unit(Z).transpose(0, 1), W, alpha).transpose(0, 1)
 
 
 def reverse_gradient(x: Tensor) -> Tensor:
-    """``x`` unchanged, with a negated gradient (Ganin and Lempitsky 2015)."""
+    """Return ``x`` with a negated gradient (Ganin and Lempitsky 2015)."""
     return 2 * x.detach() - x  # exact: doubling is
 
 
 class Codebooks(nn.Module):
-    """The raw codewords Z: M codebooks of n codewords of d dimensions, initialised with uniform
-    random directions by ``generator``; or the sub-prototypes W: in each of M sub-spaces a cosine
-    classifier over n classes, without bias.
+    """The raw codewords Z, or the sub-prototypes W.
+
+    Z are M codebooks of n codewords of d dimensions, initialised with uniform random directions by
+    ``generator``. W are in each of M sub-spaces a cosine classifier over n classes, without bias.
 
     Attributes:
         raw: parameter, float32 [M, n, d], of any length; calling the module normalises it.
@@ -103,5 +107,5 @@ class Codebooks(nn.Module):
         self.raw = nn.Parameter(unit(torch.randn(M, n, d, generator=generator)))
 
     def forward(self) -> Tensor:
-        """The vectors, unit-norm, float [M, n, d], differentiable with respect to ``raw``."""
+        """Return the unit-norm vectors, float [M, n, d], differentiable with respect to ``raw``."""
         return unit(self.raw)

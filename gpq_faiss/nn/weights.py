@@ -1,5 +1,7 @@
-"""External weights of backbones: torchvision's ImageNet file, or a file of the user. Nothing is
-unpickled, or loaded partially."""
+"""External weights of backbones: torchvision's ImageNet file, or a file of the user.
+
+Nothing is unpickled, or loaded partially.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from ..inputs import check_memory, reading
 log = logging.getLogger(__name__)
 
 _TIMEOUT = 30.0  # of downloads, in seconds; the default is to wait for ever
-_WHAT = (
+_DESCRIPTION = (
     "a weights file (network.weights takes none, imagenet, or the path of a .safetensors file "
     "or a .pth that holds a state dict)"
 )
@@ -28,8 +30,13 @@ _OPTIONAL = ("head.", "input.")
 
 
 def imagenet_state() -> dict[str, Tensor]:
-    """torchvision's ImageNet weights of ``vgg16_bn``, downloaded once to
-    ``$TORCH_HOME/hub/checkpoints`` and checked by their hash. Raises DataError: that fails."""
+    """Return torchvision's ImageNet weights of ``vgg16_bn``.
+
+    They are downloaded once to ``$TORCH_HOME/hub/checkpoints``, and checked by their hash.
+
+    Raises:
+        DataError: the download or the check fails.
+    """
     from torchvision.models import VGG16_BN_Weights
 
     weights = VGG16_BN_Weights.IMAGENET1K_V1
@@ -43,9 +50,11 @@ def imagenet_state() -> dict[str, Tensor]:
         Exception
     ) as error:  # urllib, ssl, socket, OSError, a bad hash: all mean the same to the user
         name = weights.url.rsplit("/", 1)[-1]
-        path = Path(torch.hub.get_dir()) / "checkpoints" / name
+        destination = Path(torch.hub.get_dir()) / "checkpoints" / name
         problem = (
-            f"{path} is damaged" if path.exists() else f"cannot download {name} to {path.parent}"
+            f"{destination} is damaged"
+            if destination.exists()
+            else f"cannot download {name} to {destination.parent}"
         )
         raise DataError(
             f"{problem} ({one_line(error)}): delete a damaged file, or download "
@@ -57,10 +66,15 @@ def imagenet_state() -> dict[str, Tensor]:
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a ``.safetensors`` or ``.pth`` file (a state dict, or one under "state_dict").
-    Raises DataError: it is none."""
+    """Read the tensors of a ``.safetensors`` or ``.pth`` file.
+
+    A ``.pth`` file holds a state dict, or one under "state_dict".
+
+    Raises:
+        DataError: the file holds none.
+    """
     path = Path(path)
-    with reading(path, _WHAT):
+    with reading(path, _DESCRIPTION):
         if zipfile.is_zipfile(
             path
         ):  # torch.save's format: if compressed, it could expand to any size
@@ -117,8 +131,8 @@ def load_into(module: nn.Module, state: Mapping[str, Tensor], source: str) -> No
             loaded[key] = tensor
         if wrong and key in needed:
             raise DataError(
-                f"{source}: tensor '{names[key]}' {wrong}: give the weights of this backbone, "
-                "or set the network.backbone of these"
+                f"{source}: tensor '{names[key]}' {wrong}: give the weights of this "
+                "backbone, or set the network.backbone of these"
             )
         if wrong:
             log.info("%s: '%s' %s, left as initialised", source, names[key], wrong)

@@ -1,5 +1,7 @@
-"""Pictures in one style, written as PNG, SVG or PDF, atomically and without global state; curves of
-many methods."""
+"""Pictures in one style, written as PNG, SVG or PDF, and curves of many methods.
+
+Files are written atomically and without global state.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,13 @@ _DATES: dict[str, dict[str, Any]] = {
 
 
 def check_picture(out: str | Path, *, overwrite: bool) -> Path:
-    """Check an output path. Raises UsageError: not .png, .svg or .pdf; or it exists or cannot be
-    written."""
+    """Check the output path of a picture.
+
+    Raises:
+        UsageError: the extension is not .png, .svg or .pdf.
+        OutputExistsError: the file exists and ``overwrite`` is false.
+        DataError: the file cannot be written.
+    """
     path = Path(out)
     if path.suffix.lower().lstrip(".") not in _DATES:
         raise UsageError(f"{path}: a picture must be .png, .svg or .pdf")
@@ -55,11 +62,13 @@ def picture(
     dpi: int = 160,
     layout: Literal["constrained"] | None = "constrained",
 ) -> Iterator[Figure]:
-    """A figure of this size in inches. At the end it is written in the format of its extension,
-    without dates or random ids, so that files are reproducible.
+    """Yield a figure of this size in inches, and write it at the end.
+
+    The format is that of the extension. The file contains no dates or random ids, so it is
+    reproducible.
 
     Raises:
-        UsageError: another extension than .png, .svg or .pdf.
+        UsageError: an extension other than .png, .svg or .pdf.
         OutputExistsError: ``out`` exists and ``overwrite`` is false.
     """
     path = check_picture(out, overwrite=overwrite)
@@ -85,7 +94,7 @@ def plot_curves(
     from_zero: bool = True,
     overwrite: bool = False,
 ) -> Path:
-    """Curves of many methods, distinguished by colour, dashes and markers.
+    """Draw curves of many methods, distinguished by colour, dashes and markers.
 
     Args:
         curves: name -> (x [P], y [P]), or with error bars and ticks at the x (x, y, deviation [P]).
@@ -93,7 +102,8 @@ def plot_curves(
             axis at 0.
 
     Raises:
-        UsageError, OutputExistsError: as :func:`picture`. DataError: nothing to draw.
+        UsageError, OutputExistsError: as :func:`picture`.
+        DataError: there is nothing to draw.
     """
     if not curves:
         raise DataError("nothing to plot: give one line at least")
@@ -101,21 +111,21 @@ def plot_curves(
         axes = figure.add_subplot(xlabel=x, ylabel=y, title=title)
         ticks: set[float] = set()
         for i, (name, values) in enumerate(curves.items()):
-            across, up, *errors = (np.asarray(each, np.float64) for each in values)
+            x_values, y_values, *errors = (np.asarray(column, np.float64) for column in values)
             axes.errorbar(
-                across,
-                up,
+                x_values,
+                y_values,
                 yerr=errors[0] if errors and errors[0].any() else None,
                 color=COLOURS[i % len(COLOURS)],
                 linestyle=_DASHES[i // len(COLOURS) % len(_DASHES)],
                 linewidth=1.7,
-                marker=_MARKERS[i % len(_MARKERS)] if len(across) <= 15 else None,
-                markersize=6 if len(across) == 1 else 4,
+                marker=_MARKERS[i % len(_MARKERS)] if len(x_values) <= 15 else None,
+                markersize=6 if len(x_values) == 1 else 4,
                 capsize=3,
                 elinewidth=1,
                 label=name,
             )
-            ticks |= set(across.tolist()) if errors else set()
+            ticks |= set(x_values.tolist()) if errors else set()
         if ticks:
             axes.set_xticks(sorted(ticks))
         if log_x:

@@ -1,1 +1,4 @@
-"""One stage per file: a config and paths in, a path or a result out; each is the command of its name."""
+"""The stages, one per file, each of which is the command of its name.
+
+A stage takes a config and paths, and returns a path or a result.
+"""

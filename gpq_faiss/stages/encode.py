@@ -29,7 +29,7 @@ _BLOCK_BYTES = 4 << 20
 
 
 def make_header(kind: Literal["features", "codes"], encoder: Encoder, dataset: Dataset) -> Header:
-    """The header of a file of features or codes of a data set."""
+    """Return the header of a file of features or codes of a data set."""
     labels = dataset.labels
     return Header(
         kind=kind,

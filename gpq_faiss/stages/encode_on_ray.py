@@ -144,10 +144,10 @@ class _ShardEncoder:
 
     @cached_property
     def opened(self) -> tuple[Encoder, Dataset]:
-        """The model and the data.
+        """Encoder and data set of this node.
 
         Raises:
-            MismatchError: this node has others.
+            MismatchError: they differ from those of the process that started the run.
         """
         options = self.options
         os.chdir(options["folder"])
@@ -184,8 +184,9 @@ class _ShardEncoder:
             return writer.rows
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Encode the only shard of a batch of Ray Data; adds its number of rows, or an error
-        message."""
+        """Encode the only shard of a batch of Ray Data, and add its number of rows or an error
+        message.
+        """
         rows, error = 0, ""
         try:
             rows = self.encode(

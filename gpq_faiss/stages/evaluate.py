@@ -1,7 +1,7 @@
 """Evaluating: a model and labelled data ─► mAP, precision and recall at k, neighbour recall.
 
-Queries and database come from the split of the training, so that no query was seen in training.
-Other models, which must have been trained on the same split, and methods stand beside the model.
+Queries and database come from the split of the training, so that no query was seen in training. The
+model is compared with methods, and with other models that were trained on the same split.
 """
 
 from __future__ import annotations
@@ -147,8 +147,7 @@ def _training_of(encoder: Encoder) -> tuple[str, str, str, int]:
     except (KeyError, TypeError, ValueError):
         raise DataError(
             f"{encoder.source}: config.json does not say what the model was trained on: copy or "
-            "train "
-            "the model again"
+            "train the model again"
         ) from None
 
 
@@ -179,8 +178,7 @@ def _open_compared(
         if not folder.is_dir():
             raise UsageError(
                 f"--compare {name}: neither the folder of a model nor a method: train it, or "
-                "choose "
-                f"from {', '.join(ARRAY_METHODS)}"
+                f"choose from {', '.join(ARRAY_METHODS)}"
             )
         encoder = Encoder.load(name, device)
         expected, actual = _training_of(first), _training_of(encoder)
@@ -215,15 +213,13 @@ def _resolve_split(
     if data != dataset.fingerprint:
         note = (
             f"{dataset.name} is not the data of the training: queries and database are drawn from "
-            "it "
-            "instead"
+            "it instead"
         )
         return make_split(dataset, protocol or "1", labelled="all"), [note]
     if protocol not in (None, trained):
         raise MismatchError(
             f"{encoder.source} was trained with protocol {trained}: with protocol {protocol} it "
-            "may "
-            "have seen the labels of queries. Leave out the protocol, or train with it"
+            "may have seen the labels of queries. Leave out the protocol, or train with it"
         )
     return load_split(encoder.source / "split.json"), []
 
@@ -389,19 +385,21 @@ class Evaluation(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the evaluation for JSON; the figures at the top level are those of the model."""
-        (_, model), *others = self.measured.items()
+        (_, model), *compared = self.measured.items()
         stated = ("method", "protocol", "split_hash", "data", "device")
         return {
             **model.to_dict(),
             **{name: getattr(self, name) for name in stated},
-            "compared": {name: row.to_dict() for name, row in others},
+            "compared": {name: row.to_dict() for name, row in compared},
             "notes": list(self.notes),
             "versions": versions("numpy", "python"),
         }
 
     def rows(self, ks: Sequence[int] | None = None) -> list[dict[str, Any]]:
-        """Return one row for each model or method; ``ks`` of precision and recall (default:
-        all)."""
+        """Return a row for each model or method.
+
+        Precision and recall are at the ranks ``ks`` (default: all).
+        """
         table = []
         for name, row in self.measured.items():
             line = {"method": name, "bits": row.bits or "-", **row.ranking.rows(ks)[0]}

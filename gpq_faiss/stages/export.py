@@ -2,17 +2,19 @@
 
 The tools need not be installed. Scores are inner products in all of them, larger is better.
 
-=================  =========================================================================================
-form               contents
-=================  =========================================================================================
-``numpy``          ``.npz``: ``codebooks`` [M, K, d], ``fused`` [ceil(M/2), 256, 2d] (K = 16 only), ``meta``
-``nanopq``         ``.npz``: ``codewords`` [M, K, d] for ``nanopq.PQ(M, K, metric="dot")``, ``meta``
-``lancedb``        ``.npz``: ``pq_codebook`` [bytes, 256, width], ``ivf_centroids`` [1, D] of zeros, ``meta``
-``factory``        the empty, trained index of a Faiss factory string
-``parquet``        ``id`` int64, ``codes`` list of uint8 [code_size], packed as in Faiss, texts of the items,
-                   and ``labels`` list of text; its metadata (``gpq_faiss``, JSON) identify the
-                   model
-=================  =========================================================================================
+===========  =======================================================================================
+form         contents
+===========  =======================================================================================
+``numpy``    ``.npz``: ``codebooks`` [M, K, d], ``fused`` [ceil(M/2), 256, 2d] (K = 16 only),
+             ``meta``
+``nanopq``   ``.npz``: ``codewords`` [M, K, d] for ``nanopq.PQ(M, K, metric="dot")``, ``meta``
+``lancedb``  ``.npz``: ``pq_codebook`` [bytes, 256, width], ``ivf_centroids`` [1, D] of zeros,
+             ``meta``
+``factory``  the empty, trained index of a Faiss factory string
+``parquet``  ``id`` int64, ``codes`` list of uint8 [code_size], packed as in Faiss, texts of the
+             items, and ``labels`` list of text; its metadata (``gpq_faiss``, JSON) identify the
+             model
+===========  =======================================================================================
 
 Arrays are float32; ``meta`` is a JSON text with the model, the shape and the layout of code bytes.
 """
@@ -51,11 +53,11 @@ _FACTORY = re.compile(
 
 
 def export_faiss(model_dir: str | Path, out: str | Path, *, overwrite: bool = False) -> Path:
-    """Write a model's codebooks as an empty, trained ``faiss.IndexPQ`` (inner product), ready for
-    ``add``.
+    """Write a model's codebooks as an empty, trained ``faiss.IndexPQ`` (inner product).
 
-    Faiss can use it without this package. Add only item vectors of the model (intra-normalised);
-    query vectors may have any scale. If query and item vectors differ, the log says so.
+    The index is ready for ``add``, and Faiss can use it without this package. Add only item vectors
+    of the model (intra-normalised); query vectors may have any scale. If query and item vectors
+    differ, the log says so.
 
     Raises:
         DataError, MismatchError: the model is damaged.
@@ -118,8 +120,8 @@ def export(
         "width": M * d,
         "metric": "inner_product",
         "code_bytes": code_size(M, K),
-        "code_bits": "least significant first: with 16 codewords the low half of byte p is codebook 2p, "
-        "the high half 2p + 1",
+        "code_bits": "least significant first: with 16 codewords the low half of byte p is "
+        "codebook 2p, the high half 2p + 1",
         "codebooks_fingerprint": model.codebooks_fingerprint,
         "model_fingerprint": model.model_fingerprint,
         **note,
@@ -151,8 +153,8 @@ def _factory_index(Z: Floats, factory: str | None) -> Any:
     kind = kinds.get((int(match["M"]), int(match["bits"] or 8), match["fast"])) if match else None
     if not match or not kind:
         raise UsageError(
-            f"--factory {factory}: the model's codebooks go into {choices}, with IDMap2 before it or not; "
-            "a transform such as OPQ would undo its sub-spaces"
+            f"--factory {factory}: the model's codebooks go into {choices}, with IDMap2 "
+            "before it or not; a transform such as OPQ would undo its sub-spaces"
         )
     index = to_faiss(np.empty((0, code_size(M, K)), np.uint8), None, Z, kind)
     return getattr(faiss, f"Index{match['map']}")(index) if match["map"] else index
@@ -162,7 +164,8 @@ def _lancedb_arrays(Z: Floats) -> dict[str, NDArray[Any]]:
     K = int(Z.shape[1])
     if K not in (16, 256):
         raise UsageError(
-            f"codebooks of {K} codewords do not fill whole bytes: 8-bit codes need 16 (two share a byte) or 256"
+            f"codebooks of {K} codewords do not fill whole bytes: 8-bit codes need 16 (two share "
+            "a byte) or 256"
         )
     books = fuse(Z) if K == 16 else Z
     # One centroid of zeros: LanceDB quantises the difference from the centroid, here the vector

@@ -2,11 +2,12 @@
 
 The graph maps model input to query vectors::
 
-    features  float32 [B, W]                      ─►  vectors  float32 [B, M·d], every sub-vector unit-norm
-    images    float32 [B, 3, S, S] RGB in [0, 1]
+    features  float32 [B, W]                      ─►  vectors  float32 [B, M·d]
+    images    float32 [B, 3, S, S] RGB in [0, 1]      (every sub-vector is unit-norm)
 
-B is variable, other sizes are fixed. The graph normalises its input. Sub-vectors without direction are (nearly) zero. The file is written
-only after its graph has given the model's vectors. Its metadata identify model and codebooks (:mod:`gpq_faiss.encoder`).
+B is variable, other sizes are fixed. The graph normalises its input. Sub-vectors without direction
+are (nearly) zero. The file is written only after its graph has given the model's vectors. Its
+metadata identify model and codebooks (:mod:`gpq_faiss.encoder`).
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class _Queries(nn.Module):
 
 
 def export_encoder(model_dir: str | Path, out: str | Path, *, overwrite: bool = False) -> Path:
-    """Export a model's network, and compare it with the model on random input in batches of 1, 2 and 7.
+    """Export a model's network to one file.
+
+    The exported network is compared with the model on random input in batches of 1, 2 and 7.
 
     Args:
         model_dir: model folder.
@@ -63,8 +66,9 @@ def export_encoder(model_dir: str | Path, out: str | Path, *, overwrite: bool = 
         ``out``.
 
     Raises:
-        UsageError: another ending, or a missing package.
-        DataError: a damaged model, one that cannot be exported (for ONNX: of more than 2 GiB), or a graph that differs.
+        UsageError: another extension, or a missing package.
+        DataError: a damaged model, one that cannot be exported (for ONNX: of more than 2 GiB), or
+            an exported network that differs from the model.
         OutputExistsError: ``out`` exists.
     """
     out = Path(out)
@@ -81,11 +85,12 @@ def export_encoder(model_dir: str | Path, out: str | Path, *, overwrite: bool = 
             agrees = _agrees(encoder, run)
         # dynamo, fx, sympy, converter, checker, protobuf and runtimes have no common base
         except Exception as error:
-            why = f"its network cannot be exported ({one_line(error)})"
-            raise DataError(f"{encoder.source}: {why}{': export it as .pt2' * onnx}") from error
+            reason = f"its network cannot be exported ({one_line(error)})"
+            raise DataError(f"{encoder.source}: {reason}{': export it as .pt2' * onnx}") from error
     if not agrees:
         raise DataError(
-            f"{encoder.source}: the exported network differs from the model; nothing was written: use the other format"
+            f"{encoder.source}: the exported network differs from the model; nothing "
+            "was written: use the other format"
         )
     with atomic_path(out) as temporary:
         temporary.write_bytes(data)
@@ -93,27 +98,30 @@ def export_encoder(model_dir: str | Path, out: str | Path, *, overwrite: bool = 
 
 
 def _trace(encoder: Encoder) -> torch.export.ExportedProgram:
-    """The graph with a variable batch size. The example is stored in .pt2 files, so it is random, never the user's."""
+    """Trace the network into a graph with a variable batch size.
+
+    The example is stored in .pt2 files, so it is random data, never the user's.
+    """
     example = torch.from_numpy(graph_input(_random_input(encoder, 2)))
     batch = torch.export.Dim("batch", min=1)
     graph = _Queries(encoder.model.network).eval()
     program = torch.export.export(graph, (example,), dynamic_shapes=({0: batch},), strict=False)
-    for part in program.graph_module.modules():
-        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             node.meta.pop("stack_trace", None)  # paths of this machine are nobody's business
     return program
 
 
-def _to_torch(program: torch.export.ExportedProgram, about: dict[str, str]) -> tuple[bytes, Run]:
+def _to_torch(program: torch.export.ExportedProgram, metadata: dict[str, str]) -> tuple[bytes, Run]:
     buffer = io.BytesIO()
-    torch.export.save(program, buffer, extra_files={METADATA_FILE: json.dumps(about)})
+    torch.export.save(program, buffer, extra_files={METADATA_FILE: json.dumps(metadata)})
     module = torch.export.load(io.BytesIO(buffer.getvalue())).module()
     return buffer.getvalue(), lambda x: cast(
         NDArray[Any], module(torch.from_numpy(x)).detach().numpy()
     )
 
 
-def _to_onnx(program: torch.export.ExportedProgram, about: dict[str, str]) -> tuple[bytes, Run]:
+def _to_onnx(program: torch.export.ExportedProgram, metadata: dict[str, str]) -> tuple[bytes, Run]:
     import onnx
     import onnxruntime
 
@@ -122,7 +130,7 @@ def _to_onnx(program: torch.export.ExportedProgram, about: dict[str, str]) -> tu
         dynamo=True,
         opset_version=OPSET,
         dynamic_shapes=({0: "batch"},),  # its name
-        input_names=[about["input_kind"]],
+        input_names=[metadata["input_kind"]],
         output_names=["vectors"],
         external_data=False,
         verbose=False,
@@ -131,21 +139,21 @@ def _to_onnx(program: torch.export.ExportedProgram, about: dict[str, str]) -> tu
     proto: Any = exported.model_proto
     graph = proto.graph
     values = (*graph.input, *graph.output, *graph.value_info, *graph.initializer)
-    for part in (proto, graph, *graph.node, *values):  # paths and lines of this machine
-        part.ClearField("metadata_props")
-        part.ClearField("doc_string")
-    onnx.helper.set_model_props(proto, about)
+    for message in (proto, graph, *graph.node, *values):  # paths and lines of this machine
+        message.ClearField("metadata_props")
+        message.ClearField("doc_string")
+    onnx.helper.set_model_props(proto, metadata)
     onnx.checker.check_model(proto, full_check=True)
     data: bytes = proto.SerializeToString()
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     # From bytes, so that it cannot lean on any other file.
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-    return data, lambda x: np.asarray(session.run(None, {about["input_kind"]: x})[0])
+    return data, lambda x: np.asarray(session.run(None, {metadata["input_kind"]: x})[0])
 
 
 def _random_input(encoder: Encoder, n: int) -> NDArray[Any]:
-    """Features as the training data were spread, or images uint8 of noise."""
+    """Return random features with the spread of the training data, or images uint8 of noise."""
     rng = np.random.default_rng([0, n])
     if encoder.input_kind == "features":
         normalise = encoder.model.network.extractors()[0].input
@@ -157,25 +165,25 @@ def _random_input(encoder: Encoder, n: int) -> NDArray[Any]:
 
 
 def _agrees(encoder: Encoder, run: Run) -> bool:
-    """Whether the graph gives the model's vectors, whatever the batch size."""
+    """Whether the graph returns the model's vectors for every batch size."""
     for n in (1, 2, 7):
         values = _random_input(encoder, n)
         expected, fine = encoder.embed(values, queries=True)
-        found = run(graph_input(values))
-        same = (found.dtype, found.shape) == (expected.dtype, expected.shape)
+        actual = run(graph_input(values))
+        same_form = (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
         # A sub-vector without a direction is rounding noise divided by almost nothing.
-        if not (same and np.allclose(found[fine], expected[fine], rtol=0, atol=TOLERANCE)):
+        if not (same_form and np.allclose(actual[fine], expected[fine], rtol=0, atol=TOLERANCE)):
             return False
     return True
 
 
 def _metadata(encoder: Encoder) -> dict[str, str]:
-    """All values are text, as in ONNX; lists and dicts as JSON."""
+    """Return the metadata of the file as texts, as ONNX requires; lists and dicts are JSON."""
     M, K, d = encoder.shape
-    same = ("codebooks_fingerprint", "input_kind", "input_width", "image_size")
-    given: dict[str, Any] = {
+    names = ("codebooks_fingerprint", "input_kind", "input_width", "image_size")
+    values: dict[str, Any] = {
         "model_fingerprint": encoder.fingerprint,
-        **{name: getattr(encoder, name) for name in same},
+        **{name: getattr(encoder, name) for name in names},
         **{
             "codebooks": M,
             "codewords": K,
@@ -184,8 +192,8 @@ def _metadata(encoder: Encoder) -> dict[str, str]:
         },
         "versions": versions("python", "torch"),
     }
-    about = Metadata.model_construct(**given).model_dump()
+    metadata = Metadata.model_construct(**values).model_dump()
     return {
         name: value if isinstance(value, str) else json.dumps(value)
-        for name, value in about.items()
+        for name, value in metadata.items()
     }

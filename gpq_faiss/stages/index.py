@@ -1,5 +1,6 @@
-"""Indexing: codes (or features, which are encoded) ─► index.faiss or index.lists, with names and
-labels beside it.
+"""Indexing: codes (or features, which are encoded) ─► index.faiss or index.lists.
+
+Names and labels of the items are written to a file beside the index.
 """
 
 from __future__ import annotations
@@ -184,8 +185,8 @@ def _collect(
     order = np.argsort(ids, kind="stable")
     if not np.array_equal(ids[order], np.arange(n)):
         raise DataError(
-            f"{out}: without ids, an item's id is its position, and the ids are not 0 to {n - 1:,}: "
-            "leave out --no-ids"
+            f"{out}: without ids, an item's id is its position, and the ids are not "
+            f"0 to {n - 1:,}: leave out --no-ids"
         )
     return codes[order], ids[order], lists.crc()
 
@@ -200,17 +201,17 @@ def _write_names(out: Path, sources: Sequence[_Source], crc: int, names: bool) -
     data = {source.data_fingerprint for source in named}
     changes, number = contained.pop() if len(contained) == 1 else ("", 0)
     ntotal = sum(source.ntotal for source in sources)
-    about = About(ntotal, crc, data.pop() if len(data) == 1 else "", changes, number)
+    header = About(ntotal, crc, data.pop() if len(data) == 1 else "", changes, number)
     with stage("writing names"), atomic_path(items_path(out)) as temporary:
-        write_items(temporary, (row for source in named for row in source.rows()), about)
+        write_items(temporary, (row for source in named for row in source.rows()), header)
 
 
 def _say_what_is_lost(kind: Kind, out: Path) -> None:
     if kind == "fastscan":
         log.warning(
-            "%s: plain Faiss finds only a part of the true results in a FastScan index, as its 8-bit "
-            "tables round codebooks of small weight away (docs/existing-pipelines.md); take kind flat, "
-            "or gpq search, which is exact",
+            "%s: plain Faiss finds only a part of the true results in a FastScan index, as its "
+            "8-bit tables round codebooks of small weight away (docs/existing-pipelines.md); take "
+            "kind flat, or gpq search, which is exact",
             out,
         )
     if kind == "ivf":

@@ -28,7 +28,10 @@ from ..store.changes import changes_path, read_changes
 from ..store.items import items_path
 from ..store.rows import PROGRESS, RowReader, codebooks_fingerprint
 
-_SUPPORTED = "a model folder, features.h5, codes.h5, a split, an index, an exported encoder (.onnx, .pt2), .npy or .npz"
+_SUPPORTED = (
+    "a model folder, features.h5, codes.h5, a split, an index, an exported encoder (.onnx, .pt2), "
+    ".npy or .npz"
+)
 
 
 def info(path: str | Path) -> dict[str, Any]:
@@ -132,9 +135,12 @@ def _model(path: Path) -> dict[str, Any]:
         loaded = load_model(path).network
         weights = sum(p.numel() for p in loaded.parameters())
         network = {"backbone": loaded.extractors()[0].spec.name, "parameters": weights}
-    header, about, file = read_model(path), read_description(path), path / "split.json"
+    header, description, file = read_model(path), read_description(path), path / "split.json"
     split = _split(file) if file.is_file() else None  # only evaluation needs it
-    if split is not None and (about.get("split") or {}).get("hash", split["hash"]) != split["hash"]:
+    if (
+        split is not None
+        and (description.get("split") or {}).get("hash", split["hash"]) != split["hash"]
+    ):
         raise MismatchError(f"{file} is not the split of this model: copy the whole folder again")
     last = (
         "class_names",
@@ -146,11 +152,11 @@ def _model(path: Path) -> dict[str, Any]:
     )
     return {
         "kind": "model",
-        **{key: about.get(key) for key in ("method", "input")},
+        **{key: description.get(key) for key in ("method", "input")},
         **network,
         **_codes(*header.codebooks.shape),
-        "classes": len(about["class_names"]),
-        **{key: about.get(key) for key in last},
+        "classes": len(description["class_names"]),
+        **{key: description.get(key) for key in last},
         "split": split,
         "files": {f.name: f.stat().st_size for f in sorted(path.iterdir()) if f.is_file()},
     }
@@ -161,7 +167,7 @@ def _array(shape: tuple[int, ...], dtype: object) -> dict[str, Any]:
 
 
 def _zip(path: Path) -> dict[str, Any]:
-    """The arrays of an ``.npz`` file, or an encoder in a PyTorch archive."""
+    """Describe the arrays of an ``.npz`` file, or an encoder in a PyTorch archive."""
     arrays = {}
     with reading(path, "a zip archive"), zipfile.ZipFile(path) as archive:
         members = archive.infolist()
@@ -169,22 +175,24 @@ def _zip(path: Path) -> dict[str, Any]:
             return _encoder(path)
         for member in (member for member in members if member.filename.endswith(".npy")):
             with archive.open(member) as file:
-                about = _array(*npy_header(file, f"{path}: {member.filename}", member.file_size))
-            arrays[member.filename.removesuffix(".npy")] = about
+                description = _array(
+                    *npy_header(file, f"{path}: {member.filename}", member.file_size)
+                )
+            arrays[member.filename.removesuffix(".npy")] = description
     if not arrays:
         raise DataError(f"{path} is a zip archive without arrays: {_SUPPORTED} can be described")
     return {"kind": "arrays", "arrays": arrays}
 
 
 def _encoder(path: Path) -> dict[str, Any]:
-    found = read_encoder_metadata(path)
-    shape = _codes(found.codebooks, found.codewords, found.subdim)
-    sizes = {"input_shape": ["batch", *found.input_shape], "classes": len(found.class_names)}
-    return {**sizes, **found.model_dump(exclude_defaults=True), **shape, "kind": "encoder"}
+    metadata = read_encoder_metadata(path)
+    shape = _codes(metadata.codebooks, metadata.codewords, metadata.subdim)
+    sizes = {"input_shape": ["batch", *metadata.input_shape], "classes": len(metadata.class_names)}
+    return {**sizes, **metadata.model_dump(exclude_defaults=True), **shape, "kind": "encoder"}
 
 
 def _index(path: Path) -> dict[str, Any]:
-    """Describe an index, the names beside it, and the changes that a service has made."""
+    """Describe an index, its names, and the changes that a service has made."""
     if file_kind(path) == "faiss":
         contents = from_faiss(read_index(path), str(path))
         if not len(contents.codes):  # of export-faiss: it cannot be searched yet
@@ -220,5 +228,5 @@ def _split(path: Path) -> dict[str, Any]:
     roles = {
         role: len(getattr(split, role)) for role in ("query", "labelled", "unlabelled", "database")
     }
-    seen = None if split.seen_classes is None else list(split.seen_classes)
-    return {**named, **roles, "seen_classes": seen}
+    seen_classes = None if split.seen_classes is None else list(split.seen_classes)
+    return {**named, **roles, "seen_classes": seen_classes}

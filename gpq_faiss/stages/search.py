@@ -1,7 +1,7 @@
-"""Searching: queries (images, embeddings or encoded vectors) ─► ids and scores of the k best items.
+"""Searching: queries (images, embeddings or vectors) ─► ids and scores of the k best items.
 
-The network encodes the queries, :mod:`gpq_faiss.indexes` searches. Programs that have vectors need
-only the latter.
+The network encodes the queries, and :mod:`gpq_faiss.indexes` searches. Programs that already have
+vectors need only the latter.
 """
 
 from __future__ import annotations
@@ -171,12 +171,12 @@ def parse_rows(text: str | None, n: int) -> Ids:
         >>> parse_rows("0:3", 10).tolist(), parse_rows("5,-1", 10).tolist()
         ([0, 1, 2], [5, 9])
     """
-    numbers, parts = np.arange(n), []
+    numbers, selections = np.arange(n), []
     try:
-        for part in (":" if text is None else text).split(","):
-            bounds: Any = [int(bound) if bound.strip() else None for bound in part.split(":")]
-            parts.append(numbers[slice(*bounds)] if len(bounds) > 1 else numbers[bounds])
-        rows = np.concatenate(parts)
+        for selection in (":" if text is None else text).split(","):
+            bounds: Any = [int(bound) if bound.strip() else None for bound in selection.split(":")]
+            selections.append(numbers[slice(*bounds)] if len(bounds) > 1 else numbers[bounds])
+        rows = np.concatenate(selections)
     except (ValueError, TypeError, IndexError):
         rows = numbers[:0]
     if not len(rows):

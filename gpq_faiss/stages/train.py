@@ -104,8 +104,8 @@ def train(
             items, needed = len(split.labelled) + len(split.unlabelled), config.quantizer.codewords
             if items < needed:
                 raise DataError(
-                    f"{items} items are too few for {needed} codewords: give at least {needed}, or set "
-                    "quantizer.codewords"
+                    f"{items} items are too few for {needed} codewords: give at least {needed}, "
+                    "or set quantizer.codewords"
                 )
             identity = _identity(config, dataset, split, options, group.size)
             finished = group.main and _is_finished(out, partial, identity, overwrite=overwrite)
@@ -189,7 +189,7 @@ def _is_finished(out: Path, partial: Path, identity: str, *, overwrite: bool) ->
 def _identity(
     config: Config, dataset: Dataset, split: Split, options: RunOptions, processes: int
 ) -> str:
-    """Hash of everything that must be equal to continue a checkpoint."""
+    """Return a hash of everything that must be equal to continue a checkpoint."""
     precision = f"amp {options.amp}, validation every {options.validate_every} steps"
     method = METHODS["posterior" if config.method == "posterior" else "gpq"]
     code = torch.__version__, str(method.revision), str(processes)
@@ -197,7 +197,7 @@ def _identity(
 
 
 def _describe(trained: Training, dataset: Dataset, split: Split) -> dict[str, Any]:
-    """Entries of ``config.json`` beside the network's description."""
+    """Return the entries of ``config.json`` in addition to the network's description."""
     config, run, labels = trained.config, trained.run, trained.labels
     backbone = backbone_plugin(config.network.backbone)
     origin = {} if backbone is None else {"backbone_of": backbone.origin}

@@ -20,12 +20,12 @@ LABELLED, UNLABELLED, STEP, HOLD_OUT, SAMPLE = range(5)
 class EpochSampler:
     """Batches from shuffled passes over ``rows``, which depend on seed and step only.
 
-    Of several processes each gets its own batch of the same pass, as by torch's
+    Of several processes each gets its own share of a global batch, as with torch's
     ``DistributedSampler``.
 
     Args:
         rows: int64 [n].
-        batch: items of a process and step; fewer where there are not enough rows.
+        batch: items of a process and step; fewer if there are not enough rows.
         seed: of the random numbers ``[*seed, epoch]``.
         rank, size: this process, and the number of processes.
     """
@@ -52,15 +52,17 @@ class EpochSampler:
                 rng = np.random.default_rng([*self.seed, epoch])
                 self._epoch, self._order = epoch, self.rows[rng.permutation(n)]
             parts.append(self._order[max(start - epoch * n, 0) : stop - epoch * n])
-        # Repeat some rows where the processes do not divide them.
+        # Repeat some rows if the number of processes does not divide the global batch.
         return np.resize(np.concatenate(parts), self.batch * self.size)[self.rank :: self.size]
 
 
 def hold_out(
     labels: Labels, labelled: NDArray[np.int64], share: float, seed: int
 ) -> NDArray[np.int64]:
-    """Choose a share of the labelled rows for validation, balanced over the classes; none if there
-    would be fewer than two per class."""
+    """Choose a share of the labelled rows for validation, balanced over the classes.
+
+    The result is empty if there would be fewer than two rows per class.
+    """
     count = round(share * len(labelled))
     if count < 2 * labels.n_classes:
         return np.empty(0, np.int64)
@@ -86,14 +88,14 @@ def training_batches(
         DataError: no labelled item of a step is readable, or too many items are not.
     """
     samplers = [labelled] if unlabelled is None else [labelled, unlabelled]
-    # The reader is some batches ahead.
+    # The reader reads ahead of the loop, so it consumes the batches first.
     ahead, batches = itertools.tee(np.concatenate([s.at(step) for s in samplers]) for step in steps)
     for step, rows, (values, readable) in zip(steps, batches, reader.stream(ahead), strict=True):
         n = int(readable[: labelled.batch].sum())
         if not n:
             raise DataError(
-                f"{reader.dataset.name}: none of the {labelled.batch} labelled items of step {step} "
-                "could be read"
+                f"{reader.dataset.name}: none of the {labelled.batch} labelled items of "
+                f"step {step} could be read"
             )
         read = rows[readable]
         yield values, read[:n], read[n:]

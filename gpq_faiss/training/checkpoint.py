@@ -45,7 +45,7 @@ class RunState:
     def save(
         self, path: Path, identity: str, method: TrainableMethod, optimizer: Optimizer
     ) -> None:
-        """Write the checkpoint atomically; ``identity`` stands for settings and data.
+        """Write the checkpoint atomically; ``identity`` is the hash of settings and data.
 
         Raises:
             DataError: the file cannot be written.

@@ -117,11 +117,11 @@ class Training:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps; the same for supervised methods."""
+        """Number of optimizer steps, the same for supervised methods."""
         return count_steps(self.config.training, self.labels.n_classes)
 
     def seed(self, step: int) -> int:
-        """Seed of the random numbers of a step, another one in each process."""
+        """Return the seed of the random numbers of a step, which differs between processes."""
         rng = np.random.default_rng([self.config.training.seed, STEP, step])
         return int(rng.integers(2**62)) + 2 * self.group.rank
 
@@ -208,8 +208,8 @@ def fit(
             raise DataError(
                 f"{checkpoint} is not on all machines: copy it, or start again with --overwrite"
             )
-        # Several threads wait for each other after every operation, and long beside another busy
-        # process.
+        # Threads wait for each other after every operation, and for long if another process is
+        # busy: small networks use one thread.
         size = sum(p.numel() for p in method.parameters())
         size *= config.training.batch_labelled + config.training.batch_unlabelled
         convolutional = any(p.ndim == 4 for p in method.parameters())
@@ -296,7 +296,11 @@ def _step(
 def _validate(
     task: Training, losses: dict[str, Tensor], optimizer: torch.optim.Optimizer
 ) -> dict[str, float]:
-    """Log a line, and keep the weights if they are the best; returns the figures of this step."""
+    """Log a line, and keep the weights if they are the best so far.
+
+    Returns:
+        The figures of this step.
+    """
     run, figures = task.run, _check_finite(losses, task.run.step)
     lr: float = optimizer.param_groups[0]["lr"]
     line = {"step": run.step, "seconds": round(run.seconds, 3), "lr": lr}
@@ -317,7 +321,10 @@ def _validate(
 
 
 def _mean_average_precision(task: Training) -> float:
-    """Tie-aware mAP of the held-out rows, each as a query against the codes of the others."""
+    """Return the tie-aware mAP of the held-out rows.
+
+    Each is a query against the codes of the others.
+    """
     method, device, coder = task.method, task.device, task.method.coder()
     vectors, rows = embed_rows(method, task.reader, task.held_out, device)
     xq, _ = embed_rows(method, task.reader, task.held_out, device, queries=True)
@@ -329,21 +336,24 @@ def _mean_average_precision(task: Training) -> float:
 
 
 def learning_rate(config: Config, step: int, steps: int) -> float:
-    """The learning rate of step ``step`` (from 0) of ``steps``; schedule ``step`` is the
-    paper's."""
+    """Return the learning rate of step ``step`` (from 0) of ``steps``.
+
+    The schedule ``step`` is the paper's.
+    """
     if config.schedule == "cosine":
         return config.training.learning_rate * 0.5 * (1 + math.cos(math.pi * step / steps))
     return config.training.learning_rate * float(0.95 ** (step // 100))
 
 
 def count_steps(config: TrainingConfig, classes: int) -> int:
-    """Steps of a run: as set, or by the number of classes (``auto``)."""
+    """Return the steps of a run: as set, or by the number of classes (``auto``)."""
     return config.steps if config.steps != "auto" else min(max(800, 8 * classes), 1600)
 
 
 def _check_step_memory(task: Training) -> None:
-    """Check that the activations of a batch of images fit into memory: the system would kill the
-    process.
+    """Check that the activations of a batch of images fit into memory.
+
+    If they did not, the system would kill the process.
 
     Raises:
         DataError: they do not.
@@ -376,7 +386,11 @@ def _check_step_memory(task: Training) -> None:
 
 
 def _check_finite(losses: dict[str, Tensor], step: int) -> dict[str, float]:
-    """Return the losses as numbers. Raises DataError: the total is not finite."""
+    """Return the losses as numbers.
+
+    Raises:
+        DataError: the total is not finite.
+    """
     figures = {name: float(value) for name, value in losses.items()}
     if not math.isfinite(figures["total"]):
         raise DataError(
@@ -386,12 +400,12 @@ def _check_finite(losses: dict[str, Tensor], step: int) -> dict[str, float]:
 
 
 def _augmentation(config: Config, dataset: Dataset, method: TrainableMethod) -> str:
-    """``flip-crop``, ``crop`` or ``none`` for these data and this method."""
+    """Return ``flip-crop``, ``crop`` or ``none`` for these data and this method."""
     if not isinstance(dataset, ImageDataset):
         return "none"
     if config.training.augment != "auto":
         return config.training.augment
-    # To a perceptron a shifted image is another one: it has noise instead
+    # A perceptron does not recognise a shifted image: it is trained with noise instead
     # (docs/recommended.md#images).
     if config.network.first_noise and any(isinstance(net, MLP) for net in method.extractors()):
         return "none"

@@ -1,8 +1,8 @@
-"""Training by several processes, which ``torchrun`` starts, with torch's
-``DistributedDataParallel``.
+"""Training by several processes, which ``torchrun`` starts.
 
-Every process draws a batch of its own and computes the losses of that batch; gradients are
-averaged. Rank 0 validates, fits the codebooks and writes.
+torch's ``DistributedDataParallel`` connects them. Every process draws a batch of its own and
+computes the losses of that batch; gradients are averaged. Rank 0 validates, fits the codebooks and
+writes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,12 @@ _TIMEOUT = datetime.timedelta(hours=12)
 
 @dataclass(frozen=True)
 class Group:
-    """The processes of a training: the rank of this process and their number. By default one."""
+    """The processes of a training, by default one.
+
+    Attributes:
+        rank: rank of this process.
+        size: number of processes.
+    """
 
     rank: int = 0
     size: int = 1
@@ -40,8 +45,10 @@ class Group:
         return self.rank == 0
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the values of all processes by rank: tensors, numbers, texts, or lists of
-        these."""
+        """Return the values of all processes by rank.
+
+        Values are tensors, numbers, texts, or lists of these.
+        """
         values = [value] * self.size
         if self.size > 1:
             dist.all_gather_object(values, value, weights_only=True)
@@ -81,7 +88,8 @@ class Group:
             if unsupported := kinds - {nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d}:
                 raise UsageError(
                     f"several processes cannot share the batch norm of this backbone "
-                    f"({unsupported.pop().__name__}): train it in one process, or choose another one"
+                    f"({unsupported.pop().__name__}): train it in one process, or "
+                    "choose another one"
                 )
             convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm
             network = convert(network)
@@ -93,8 +101,9 @@ class Group:
 
 @contextlib.contextmanager
 def joined(device: str) -> Iterator[tuple[Group, torch.device]]:
-    """Connect the processes that ``torchrun`` has started; yields them and the device of this
-    process.
+    """Connect the processes that ``torchrun`` has started.
+
+    Yields them and the device of this process.
 
     Raises:
         ProcessError: the other processes cannot be reached, or one of them has ended.
