@@ -1,13 +1,18 @@
-// Shows items of every label; searches by an image, or by an item; shows what was found, and more on scrolling. Nothing is loaded from elsewhere, and no text becomes markup.
+// The page lists items of every label, searches by an image or an item, and shows the results, with
+// more of them on scrolling. Nothing is loaded from other sites, and no text is inserted as markup.
 "use strict";
 
 const at = (id) => document.getElementById(id);
-const FEW = 24; // items shown at first, and as many more whenever the end comes into view
-// query: { id } or { file }, null while browsing; shown: ids of the items; wanted: how many were asked for.
-const state = { info: null, query: null, file: null, running: null, shown: new Set(), wanted: 0, failed: false };
+const FEW = 24; // items shown first, and added whenever the end comes into view
+// query: { id } or { file }, null while browsing; shown: ids of the items on the page; wanted: the
+// number of requested items.
+const state = {
+  info: null, query: null, file: null, running: null, shown: new Set(), wanted: 0, failed: false,
+};
 
-// Ids have 64 bits, JavaScript's numbers 53: they are kept as text.
-const read = async (response) => JSON.parse((await response.text()).replace(/"id":\s*(-?\d+)/g, '"id":"$1"'));
+// Ids have 64 bits and JavaScript's numbers only 53, so ids are kept as text.
+const read = async (response) =>
+  JSON.parse((await response.text()).replace(/"id":\s*(-?\d+)/g, '"id":"$1"'));
 const isId = (text) => /^-?\d{1,19}$/.test(text);
 const number = (n) => n.toLocaleString("en");
 const element = (tag, properties, ...children) => {
@@ -28,7 +33,7 @@ async function call(path, options = {}) {
     at("token").focus();
   }
   if (!response.ok) {
-    const said = await response.json().catch(() => ({})); // not of this service
+    const said = await response.json().catch(() => ({})); // not an error of this service
     throw new Error(said.error ?? `status ${response.status}`);
   }
   return response;
@@ -39,10 +44,13 @@ function fail(message) {
   at("error").hidden = !message;
 }
 
-// A file, or an item's thumbnail, which is fetched as an image cannot send the token.
+// A file, or an item's thumbnail. It is fetched by script, as an image element sends no token.
 async function picture(image, source, instead) {
   try {
-    image.src = URL.createObjectURL(source.file ?? (await (await call(`/items/${source.id}/thumbnail`, { priority: "low" })).blob()));
+    image.src = URL.createObjectURL(
+      source.file ??
+        (await (await call(`/items/${source.id}/thumbnail`, { priority: "low" })).blob()),
+    );
     await image.decode();
     image.classList.toggle("small", image.naturalWidth <= 64);
   } catch {
@@ -102,14 +110,23 @@ async function results(signal) {
     const start = performance.now();
     const found = await read(await call("/search", { method: "POST", signal, ...request(allow) }));
     const took = (performance.now() - start).toFixed(0);
-    return [found.results, `${found.results.length} results, ${took} ms, of ${number(found.ntotal)} items`];
+    return [
+      found.results,
+      `${found.results.length} results, ${took} ms, of ${number(found.ntotal)} items`,
+    ];
   }
-  const asked = new URLSearchParams([["k", state.wanted], ...allow.map((label) => ["label", label])]);
+  const asked = new URLSearchParams([
+    ["k", state.wanted],
+    ...allow.map((label) => ["label", label]),
+  ]);
   const found = await read(await call(`/items?${asked}`, { signal }));
-  return [found.items, `${found.items.length} of ${number(found.ntotal)} items: choose one to search by it`];
+  return [
+    found.items,
+    `${found.items.length} of ${number(found.ntotal)} items: choose one to search by it`,
+  ];
 }
 
-// With more, what is there stays, with its pictures and the focus.
+// With more, the items on the page stay, with their pictures and the focus.
 function show(more, [items, status]) {
   if (!more) {
     at("results").replaceChildren();
@@ -125,7 +142,7 @@ function show(more, [items, status]) {
   at("status").textContent = status;
   at("scale").hidden = !state.query || !items.length;
   at("more").hidden = items.length < state.wanted || state.wanted >= state.info.max_k;
-  // An observer reports only changes: what is still in view after this is to be reported again.
+  // An observer reports only changes: observe again, in case the end is still in view.
   nearEnd.unobserve(at("more"));
   if (!at("more").hidden) nearEnd.observe(at("more"));
 }
@@ -134,7 +151,7 @@ async function load(more = false) {
   if (!state.info) return;
   state.running?.abort();
   const running = (state.running = new AbortController());
-  more = more && !state.failed; // after an error, the results are those of an earlier query
+  more = more && !state.failed; // after an error, the page shows an earlier query
   const before = state.wanted;
   state.wanted = Math.min((more ? before : 0) + FEW, state.info.max_k);
   document.body.classList.add("busy");
@@ -160,7 +177,7 @@ const nearEnd = new IntersectionObserver((entries) => {
   if (entries.some((one) => one.isIntersecting) && !state.running && !at("more").hidden) load(true);
 }, { rootMargin: "300px" });
 
-// Search by a query, shown beside the fields as a picture and a text.
+// Search by a query, which is shown next to the fields as a picture and a text.
 function search(query, text) {
   state.query = query;
   at("id").value = query.id ?? "";
@@ -176,8 +193,10 @@ function search(query, text) {
 
 function byFile(file) {
   if (!file || !state.info) return;
-  if (state.info.input !== "images") return fail("The model takes features, not images: search by an item's id.");
-  if (file.size > state.info.max_upload) return fail(`The image has more than ${number(state.info.max_upload)} bytes.`);
+  if (state.info.input !== "images")
+    return fail("The model takes features, not images: search by an item's id.");
+  if (file.size > state.info.max_upload)
+    return fail(`The image has more than ${number(state.info.max_upload)} bytes.`);
   if (location.hash) history.pushState(null, "", location.pathname);
   state.file = file;
   search({ file }, file.name || "pasted image");
@@ -186,13 +205,15 @@ function byFile(file) {
 async function byIdOrName(text) {
   let id = text;
   try {
-    if (!isId(text)) id = (await read(await call(`/items?${new URLSearchParams({ k: 1, name: text })}`))).items[0]?.id;
+    if (!isId(text))
+      id = (await read(await call(`/items?${new URLSearchParams({ k: 1, name: text })}`)))
+        .items[0]?.id;
   } catch (error) {
     return fail(error.message);
   }
   if (!id) return fail(`No item has the name ${text}.`);
   if (location.hash === `#${id}`) fromHash();
-  else location.hash = id; // so that Back leads to the query before
+  else location.hash = id; // so that Back leads to the previous query
 }
 
 async function fromHash() {
@@ -200,11 +221,11 @@ async function fromHash() {
   const id = location.hash.slice(1);
   if (!isId(id)) return state.file ? byFile(state.file) : browse(); // Back to an image
   at("file").value = "";
-  // The item that was chosen goes away, and would take the focus with it.
+  // The chosen item is removed from the page, and the focus would be lost with it.
   const chosen = at("results").contains(document.activeElement);
   search({ id }, `item ${id}`);
   if (chosen) at("asked").focus({ preventScroll: true });
-  try { // why there are no name and labels, the search says
+  try { // errors are reported by the search
     const found = await read(await call(`/items/${id}`));
     if (state.query?.id !== id) return;
     at("asked-text").textContent = found.name ?? `item ${id}`;
@@ -228,7 +249,13 @@ async function start() {
     at("drop").hidden = info.input !== "images";
     at("labels").hidden = !info.labels.length;
     const chips = info.labels.slice(0, 1000).map((value, n) =>
-      element("label", {}, element("input", { type: "checkbox", value }), value, span("count", number(info.label_counts[n]))));
+      element(
+        "label",
+        {},
+        element("input", { type: "checkbox", value }),
+        value,
+        span("count", number(info.label_counts[n])),
+      ));
     at("labels").replaceChildren(at("labels").firstElementChild, ...chips);
     document.body.dataset.ready = "yes";
     fromHash();
@@ -238,8 +265,10 @@ async function start() {
 }
 
 at("file").addEventListener("change", (event) => byFile(event.target.files[0]));
-document.addEventListener("paste", (event) => byFile([...event.clipboardData.files].find((one) => one.type.startsWith("image/"))));
-for (const name of ["dragover", "drop"]) document.addEventListener(name, (event) => event.preventDefault());
+document.addEventListener("paste", (event) =>
+  byFile([...event.clipboardData.files].find((file) => file.type.startsWith("image/"))));
+for (const name of ["dragover", "drop"])
+  document.addEventListener(name, (event) => event.preventDefault());
 document.addEventListener("drop", (event) => byFile(event.dataTransfer.files[0]));
 at("query").addEventListener("submit", (event) => {
   event.preventDefault();
