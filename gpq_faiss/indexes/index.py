@@ -445,13 +445,3 @@ def _hide(segment: Segment, ids: Ids) -> Segment:
     alive = np.ones(segment.lists.n, np.bool_) if segment.alive is None else segment.alive.copy()
     alive[positions] = False
     return segment._replace(alive=alive, ntotal=int(np.count_nonzero(alive)))
-
-
-def _merge(
-    results: tuple[Floats, Ids], more_results: tuple[Floats, Ids], k: int
-) -> tuple[Floats, Ids]:
-    """Return the k best of two sets of results, scores and ids [Q, n]; ties by ascending id."""
-    D = np.concatenate([results[0], more_results[0]], axis=1)
-    ids = np.concatenate([results[1], more_results[1]], axis=1)
-    order = np.lexsort((ids, -D), axis=1)[:, :k]
-    return np.take_along_axis(D, order, axis=1), np.take_along_axis(ids, order, axis=1)
