@@ -67,7 +67,12 @@ config = gpq.preset("recommended").with_settings(
     }
 )
 model = gpq.train(
-    digits, run / "model", config=config, labelled="20-per-class", validate_every=40, overwrite=True
+    digits,
+    run / "model",
+    config=config,
+    labelled="20-per-class",
+    options=gpq.RunOptions(validate_every=40),
+    overwrite=True,
 )
 print(sorted(file.name for file in model.iterdir()))
 
@@ -96,7 +101,7 @@ display(Markdown(gpq.render(rows, "markdown", digits=5)))
 # %%
 codes_file = gpq.encode(model, digits, run / "codes.h5", overwrite=True)
 with gpq.RowReader(codes_file) as reader:
-    codes, ids = reader.block(), reader.ids()
+    codes, ids = reader.values, reader.ids
 print("codes:", codes.dtype, codes.shape)
 print(
     f"{digits.read(np.arange(1))[0].nbytes} bytes of pixels became {codes.shape[1]} bytes of code"

@@ -88,7 +88,7 @@ model = gpq.train(data, run / "model", config=config, protocol="none", overwrite
 gpq.export_faiss(model, run / "empty.faiss", overwrite=True)
 gpq.encode(model, data, run / "codes.h5", overwrite=True)
 with gpq.RowReader(run / "features.h5") as reader:
-    item_vectors, item_ids = reader.block(), reader.ids()
+    item_vectors, item_ids = reader.values, reader.ids
 
 after = faiss.IndexIDMap2(faiss.read_index(str(run / "empty.faiss")))
 after.add_with_ids(item_vectors, item_ids)

@@ -13,7 +13,6 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
-from gpq_faiss.store.writer import RowWriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_files import Items, hub, png, put, refused, save, shard
@@ -26,7 +25,7 @@ from gpq_faiss.data.images import decode_image
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.paths import file_fingerprint
 from gpq_faiss.errors import DataError
-from gpq_faiss.store.rows import Header
+from gpq_faiss.store.rows import Header, RowWriter
 
 N, W = 24, 7
 KINDS = ("ant", "bee", "cat")
