@@ -38,7 +38,7 @@ _ATTEMPTS = 4  # maximum number of kills per trial
 _STUCK = 600.0  # seconds after which an attempt counts as hanging
 
 
-# Killing ----------------------------------------------------------------------------------------
+# Killing ------------------------------------------------------------------------------------------
 
 
 def run_killed(
@@ -134,7 +134,7 @@ def every_kill(work: Callable[[], object], folder: Path, *, limit: int = 500) ->
     raise AssertionError(f"the work takes more than {limit} file operations")
 
 
-# Stages -----------------------------------------------------------------------------------------
+# Stages -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ def prepare(root: Path) -> dict[str, Stage]:
     }
 
 
-# Products ---------------------------------------------------------------------------------------
+# Products -----------------------------------------------------------------------------------------
 
 
 def products(folder: Path) -> dict[str, bytes]:
@@ -279,7 +279,7 @@ def check_old_or_new(
         assert files in expected, f"{folder}: {key} is neither the old nor the new"
 
 
-# Trials -----------------------------------------------------------------------------------------
+# Trials -------------------------------------------------------------------------------------------
 
 
 class Trials:

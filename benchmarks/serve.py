@@ -204,7 +204,7 @@ def _request(vector: NDArray[np.float32]) -> bytes:
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
-# Kills ------------------------------------------------------------------------------------------
+# Kills --------------------------------------------------------------------------------------------
 
 
 class Writer(threading.Thread):
@@ -318,7 +318,7 @@ def campaign(root: Path, kills: int, *, items: int = 2000, writers: int = 8) -> 
     return {"kills": kills, "acknowledged": total, "pending_kept": pending_kept, "writers": writers}
 
 
-# Report -----------------------------------------------------------------------------------------
+# Report -------------------------------------------------------------------------------------------
 
 
 def _markdown(results: dict[str, Any]) -> str:

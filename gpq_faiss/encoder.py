@@ -254,7 +254,7 @@ class Encoder(Embedder):
             yield positions, encode_vectors(vectors, self.model.codebooks)
 
 
-# Files of gpq export-encoder ---------------------------------------------------------------------
+# Files of gpq export-encoder ----------------------------------------------------------------------
 
 METADATA_FILE = "gpq.json"
 """End of the name of the metadata's member in a PyTorch archive."""

@@ -86,7 +86,7 @@ def check_output(path: str | Path, *, overwrite: bool, folder: bool = False) -> 
     return path
 
 
-# Temporary files --------------------------------------------------------------------------------
+# Temporary files ----------------------------------------------------------------------------------
 
 
 def _remove_leftovers(path: Path) -> None:
@@ -217,7 +217,7 @@ def unfinished(folder: Path, out: Path, *, keep: Collection[str]) -> Iterator[No
         lock.release()
 
 
-# Small files ------------------------------------------------------------------------------------
+# Small files --------------------------------------------------------------------------------------
 
 
 class Closing:

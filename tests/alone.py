@@ -1,4 +1,6 @@
-"""A test in a small process of its own, where forks take a tenth of the time that they take where torch is loaded."""
+"""A test in a small process of its own, where forks take a tenth of the time that they take where
+torch is loaded.
+"""
 
 import functools
 import os

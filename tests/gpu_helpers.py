@@ -1,5 +1,7 @@
-"""Indexes on devices for tests: the CPU by name, the kernel of :mod:`gpq_faiss.gpu.kernel` as C++ for the CPU, and, marked ``gpu``, a GPU.
-In C++ a block is one thread: what the kernel computes, but no races of threads."""
+"""Indexes on devices for tests: the CPU by name, the kernel of :mod:`gpq_faiss.gpu.kernel` as C++
+for the CPU, and, marked ``gpu``, a GPU. In C++ a block is one thread: what the kernel computes, but
+no races of threads.
+"""
 
 import ctypes
 import shutil

@@ -1,4 +1,6 @@
-"""Small model folders without a training: real networks with random weights, for tests of what comes after it."""
+"""Small model folders without a training: real networks with random weights, for tests of what
+comes after it.
+"""
 
 import json
 from functools import cache
@@ -51,8 +53,8 @@ def make_model(
 ) -> Path:
     """Write the folder that ``gpq train`` would write, in some milliseconds.
 
-    The input statistics of a features model and all statistics of batch norm are set to random values, so that a
-    stage which forgets them (or runs in training mode) gives other vectors.
+    The input statistics of a features model and all statistics of batch norm are set to random
+    values, so that a stage which forgets them (or runs in training mode) gives other vectors.
 
     With class ``networks``, of one hidden layer, queries have vectors of their own.
     """
@@ -115,7 +117,9 @@ def random_input(
     image_size: int = 32,
     seed: int = 0,
 ) -> np.ndarray[Any, np.dtype[Any]]:
-    """What such a model takes: features float32 [n, width], or images uint8 [n, 3, image_size, image_size]."""
+    """What such a model takes: features float32 [n, width], or images uint8 [n, 3, image_size,
+    image_size].
+    """
     rng = np.random.default_rng([seed, n])
     if kind == "features":
         return rng.standard_normal((n, width)).astype(np.float32)

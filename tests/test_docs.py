@@ -85,7 +85,9 @@ def model(shop):
 
 
 def play(page, *numbers):
-    """Run the snippets of a page in order, or those of its Python with these numbers; the names that they leave."""
+    """Run the snippets of a page in order, or those of its Python with these numbers; the names
+    that they leave.
+    """
     names = {}
     chosen = [blocks(page, "python")[number] for number in numbers] or blocks(page)
     for language, text in chosen:
@@ -175,7 +177,8 @@ def test_pages_and_notebooks_use_the_public_names_alone(page):
     internal = [name for name in imported if name.split(".")[0] in ("gpq_faiss", "gpq_cli", "cli")]
     assert set(internal) <= {"gpq_faiss"}
     assert used <= set(gpq.__all__)
-    # Nor does the text name a module; links to sources have slashes, groups of entry points quotation marks.
+    # Nor does the text name a module; links to sources have slashes, groups of entry points
+    # quotation marks.
     assert set(re.findall(r"(?<!\")\bgpq_(?:faiss|cli)\.(\w+)", text)) <= set(gpq.__all__)
 
 
@@ -231,7 +234,7 @@ def test_the_reference_has_every_public_name_and_the_map_every_room_and_files_th
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-# Docstrings ----------------------------------------------------------------------------------------------------------
+# Docstrings ---------------------------------------------------------------------------------------
 
 WITH_EXAMPLES = sorted(
     f for f in (ROOT / "gpq_faiss").rglob("*.py") if ">>> " in f.read_text(encoding="utf-8")

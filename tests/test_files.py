@@ -159,7 +159,7 @@ def test_link_is_replaced_and_not_followed(tmp_path):
     assert (read(tmp_path / "target"), read(tmp_path / "out")) == ("precious", "new")
 
 
-# Unfinished work --------------------------------------------------------------------------------
+# Unfinished work ----------------------------------------------------------------------------------
 
 
 def test_unfinished_work_is_locked(tmp_path):

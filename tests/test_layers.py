@@ -1,4 +1,6 @@
-"""Imports go one way: a room imports only rooms listed before it, and heavy libraries stay in their rooms."""
+"""Imports go one way: a room imports only rooms listed before it, and heavy libraries stay in their
+rooms.
+"""
 
 import ast
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""The notebooks run from top to bottom, keep their promises, and the files in the repository are those of the scripts."""
+"""The notebooks run from top to bottom, keep their promises, and the files in the repository are
+those of the scripts.
+"""
 
 import importlib.util
 from pathlib import Path
@@ -110,7 +112,8 @@ def test_03_paper_tables(done):
     assert done.is_picture("plots/voronoi.png")
     assert "13 runs made, 0 failed" in done.printed
     assert "0 runs made, 13 already done" in done.printed
-    # What the text of the paper is about: labels of a few items are worth more than any code without them.
+    # What the text of the paper is about: labels of a few items are worth more than any code
+    # without them.
     found = done.column("24")
     for name in ("posterior", "gpq"):
         assert found[name] > 0.1 + max(found["opq"], found["pq"], found["itq"])
@@ -140,7 +143,8 @@ def test_04_large_scale_search(done):
 def test_05_likeness_and_class(done):
     ranked, alike = done.column("mAP"), done.column("NN10@100")
     first, last = "feature_weight 0.0", "feature_weight 0.5"
-    # The two ends: one has the class and no likeness, the other the likeness of PQ at more mAP than the features themselves.
+    # The two ends: one has the class and no likeness, the other the likeness of PQ at more mAP than
+    # the features themselves.
     assert ranked[first] > 0.1 + ranked[last]
     assert alike[last] > 0.1 + alike[first]
     assert ranked[last] > ranked["exact search, no code"]

@@ -124,7 +124,8 @@ def test_the_path_on_a_gpu(tmp_path, amp):
         assert found.device == "cuda:0"
         assert found.ranking.map == pytest.approx(expected.ranking.map, abs=5e-3)
         assert found.ranking.precision == pytest.approx(expected.ranking.precision, abs=2e-2)
-    # The same model on both devices: vectors agree to rounding, codes wherever the choice is not a close one.
+    # The same model on both devices: vectors agree to rounding, codes wherever the choice is not a
+    # close one.
     rows = np.arange(500)
     _, on_gpu = Encoder.load(out.model, "cuda").embed_rows(digits(), rows)
     _, on_cpu = Encoder.load(out.model, "cpu").embed_rows(digits(), rows)

@@ -1,4 +1,6 @@
-"""The public names: what ``import gpq_faiss`` gives, that it gives them late, and that none of them is a module."""
+"""The public names: what ``import gpq_faiss`` gives, that it gives them late, and that none of them
+is a module.
+"""
 
 import ast
 import inspect

@@ -1,4 +1,6 @@
-"""Figures: those of README and docs are in the committed files that they name, and short trainings of the presets rank as before."""
+"""Figures: those of README and docs are in the committed files that they name, and short trainings
+of the presets rank as before.
+"""
 
 import re
 from functools import cache
@@ -33,7 +35,9 @@ MAIN, FEW, ALL = "default-cifar10", "default-cifar10-few", "table2"
 
 @cache
 def tables(name):
-    """The tables of a results file: rows of column -> cell; the first column is "" and has no sizes of codes."""
+    """The tables of a results file: rows of column -> cell; the first column is "" and has no sizes
+    of codes.
+    """
     found = []
     head = []
     for line in (RESULTS / f"{name}.md").read_text(encoding="utf-8").splitlines():
@@ -55,7 +59,9 @@ def committed(name, row, column):
 
 
 def table_under(page, first):
-    """Cells of the rows of the table of a page whose head begins with ``first``, without head and rule."""
+    """Cells of the rows of the table of a page whose head begins with ``first``, without head and
+    rule.
+    """
     text = (ROOT / page).read_text(encoding="utf-8")
     lines = text[text.index(f"\n{first}") + 1 :].splitlines()
     rows = lines[: next(i for i, line in enumerate(lines) if not line.startswith("|"))]
@@ -63,7 +69,9 @@ def table_under(page, first):
 
 
 def check(where, shown, file, rows, column):
-    """Assert that a cell ("0.681", or several with semicolons) holds the committed figures, as far as it has figures."""
+    """Assert that a cell ("0.681", or several with semicolons) holds the committed figures, as far
+    as it has figures.
+    """
     for text, row in zip(shown.split("; "), rows.split("; "), strict=False):
         if text and text != "–":
             value = float(committed(file, row, column))

@@ -1,4 +1,6 @@
-"""What a machine that only searches does without torch: an installation of the extra ``search`` alone."""
+"""What a machine that only searches does without torch: an installation of the extra ``search``
+alone.
+"""
 
 import json
 import os
@@ -43,7 +45,9 @@ print(json.dumps(answers))
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory, encoders):
-    """A folder with what a machine with torch made: codes, an index and the encoder in ONNX; and labelled queries."""
+    """A folder with what a machine with torch made: codes, an index and the encoder in ONNX; and
+    labelled queries.
+    """
     here = tmp_path_factory.mktemp("shop")
     shutil.copytree(encoders[0], here / "model")
     shutil.copy(encoders[1], here)

@@ -123,7 +123,8 @@ class JoinedMatrix:
         return out
 
 
-# Vectors as Faiss' benchmarks keep them (fvecs and its relatives; fbin has a header of n and d) -----
+# Vectors as Faiss' benchmarks keep them (fvecs and its relatives; fbin has a header of n and d)
+# -----
 
 VECS = {".fvecs": "<f4", ".ivecs": "<i4", ".bvecs": "u1"}
 BINS = {".fbin": "<f4", ".u8bin": "u1", ".i8bin": "i1"}
@@ -140,7 +141,7 @@ def open_vecs(path: Path) -> NDArray[Any]:
     return np.memmap(path, VECS[suffix], "r").reshape(-1, d + 4 // size)[:, 4 // size :]
 
 
-# Ids --------------------------------------------------------------------------------------------
+# Ids ----------------------------------------------------------------------------------------------
 
 
 def whole_numbers(ids: Any, source_name: str) -> NDArray[np.int64]:

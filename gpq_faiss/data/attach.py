@@ -1,4 +1,6 @@
-"""Labels, ids and names beside the data: in files, tables and dicts, matched by id, name or order."""
+"""Labels, ids and names beside the data: in files, tables and dicts, matched by id, name or
+order.
+"""
 
 from __future__ import annotations
 

@@ -66,7 +66,9 @@ class Dataset(Annotations, ABC):
         """Return the items at ``rows`` (a slice or an array of row numbers), in that order."""
 
     def having(self, subject: str, *content: str | bytes, **changes: Any) -> Self:
-        """Return a copy with ``changes``; the fingerprint covers ``what`` they are and ``content``."""
+        """Return a copy with ``changes``; the fingerprint covers ``what`` they are and
+        ``content``.
+        """
         mark = fingerprint(self.fingerprint, subject, *content)
         return replace(self, fingerprint=mark, content=None, **changes)
 
@@ -87,7 +89,9 @@ class Dataset(Annotations, ABC):
         return self.labels
 
     def add_bad(self, i: int, name: str, reason: str) -> None:
-        """Record a bad image, once. Raises DataError: there are more than :attr:`max_bad` allows."""
+        """Record a bad image, once. Raises DataError: there are more than :attr:`max_bad`
+        allows.
+        """
         self.bad.setdefault(i, f"{name}: {reason}")
         if above := self.above_limit(len(self.bad)):
             raise DataError(
@@ -110,7 +114,7 @@ class Dataset(Annotations, ABC):
         )
 
 
-# Vectors ----------------------------------------------------------------------------------------
+# Vectors ------------------------------------------------------------------------------------------
 
 
 @dataclass(kw_only=True)
@@ -139,7 +143,9 @@ class FeatureDataset(Dataset):
         return self.matrix.shape[1]
 
     def read(self, rows: Rows) -> NDArray[np.float32]:
-        """Return float32 [n, width], C-contiguous. Raises DataError: NaN, infinity or a zero row."""
+        """Return float32 [n, width], C-contiguous. Raises DataError: NaN, infinity or a zero
+        row.
+        """
         numbers = row_numbers(rows, len(self))
         run = len(numbers) and (np.diff(numbers) == 1).all()
         with np.errstate(over="ignore"):  # float64 beyond the range of float32 becomes infinity
@@ -187,7 +193,7 @@ def digest(array: Any) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
 
 
-# Images -----------------------------------------------------------------------------------------
+# Images -------------------------------------------------------------------------------------------
 
 Pixels = NDArray[np.uint8]
 
@@ -276,7 +282,9 @@ def open_piece(archive: str | io.BytesIO) -> contextlib.AbstractContextManager[A
 
 
 def read_piece(piece: Piece, name: str) -> bytes:
-    """Return the bytes of a member of an archive. Raises DataError: missing, or the archive shrank."""
+    """Return the bytes of a member of an archive. Raises DataError: missing, or the archive
+    shrank.
+    """
     archive, offset, size = piece
     if size < 0:
         raise BrokenImageError(name, "has no image")

@@ -47,11 +47,12 @@ _ANNOTATIONS = {"annotations", "annotation", "masks", "mask", "labels", "trimaps
 _ANNOTATIONS |= {"segmentationclass", "segmentationobject", "bboxes", "thumbnails", "thumbs"}
 
 
-# Archives ---------------------------------------------------------------------------------------
+# Archives -----------------------------------------------------------------------------------------
 
 
 def open_tar(path: Path) -> dict[str, Piece]:
-    """Return where the regular members of a tar are, by name and in its order, hidden ones left out.
+    """Return where the regular members of a tar are, by name and in its order, hidden ones left
+    out.
 
     A compressed archive is decompressed into memory: gzip has no random access. Raises DataError:
     not a tar, or damaged.
@@ -79,7 +80,7 @@ def open_tar(path: Path) -> dict[str, Piece]:
     return members
 
 
-# Folders ----------------------------------------------------------------------------------------
+# Folders ------------------------------------------------------------------------------------------
 
 
 def layout_of(names: Sequence[str]) -> tuple[list[int], list[str | None], list[str]]:
@@ -217,7 +218,7 @@ def open_folder(path: str, o: Options = PLAIN) -> ImageDataset:
     return images(name, "folder", texts, paths, annotations, o.max_bad, pieces=pieces)
 
 
-# WebDataset -------------------------------------------------------------------------------------
+# WebDataset ---------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -245,7 +246,9 @@ class _Sample:
         return f"{self.file}!{member}", piece
 
     def value(self, column: str | None) -> Any:
-        """Return a member's text, or a field of its ``.json`` (None: all of it); None if missing."""
+        """Return a member's text, or a field of its ``.json`` (None: all of it); None if
+        missing.
+        """
         extension = column if column in self.members else "json"
         if extension not in self.members:
             return None

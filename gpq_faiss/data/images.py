@@ -1,4 +1,6 @@
-"""From images in any form (files, bytes, Pillow's, arrays, tensors) to arrays: safe decoding, square resizing."""
+"""From images in any form (files, bytes, Pillow's, arrays, tensors) to arrays: safe decoding,
+square resizing.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ IMAGE_SUFFIXES = frozenset(
 )
 """File name extensions of images in folders and archives."""
 
-# Only formats that Pillow decodes itself: EPS would start Ghostscript, PDF and WMF other external code.
+# Only formats that Pillow decodes itself: EPS would start Ghostscript, PDF and WMF other external
+# code.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 _ORIENTATION = 0x0112
 _ONE = (str, os.PathLike, bytes, bytearray, Image.Image)
@@ -69,14 +72,16 @@ def decode_image(
     name: str | None = None,
     max_pixels: int = MAX_PIXELS,
 ) -> NDArray[np.uint8]:
-    """Decode an image (encoded bytes, a file, or opened by Pillow) to upright RGB, uint8 [H, W, 3], H and W at least 2.
+    """Decode an image (encoded bytes, a file, or opened by Pillow) to upright RGB, uint8 [H, W, 3],
+    H and W at least 2.
 
-    Grey (8 and 16 bits), palette and CMYK become RGB, transparency white; of animations the first frame counts. ``name`` is for errors
-    (default: the path); ``max_pixels`` the maximum H * W, checked by the header before decoding.
+    Grey (8 and 16 bits), palette and CMYK become RGB, transparency white; of animations the first
+    frame counts. ``name`` is for errors (default: the path); ``max_pixels`` the maximum H * W,
+    checked by the header before decoding.
 
     Raises:
-        BrokenImageError: (a DataError) missing, not an image of a known format, truncated, too large (a
-            decompression bomb), or with a side of one pixel.
+        BrokenImageError: (a DataError) missing, not an image of a known format, truncated, too
+            large (a decompression bomb), or with a side of one pixel.
     """
     name = name or (shown(os.fspath(source)) if isinstance(source, str | os.PathLike) else "image")
     try:
@@ -119,7 +124,9 @@ def open_image(
 
 
 def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
-    """uint8 [H, W, 3] of a loaded image in any mode, upright by its EXIF data. Raises ValueError: 32-bit modes, of unknown range."""
+    """uint8 [H, W, 3] of a loaded image in any mode, upright by its EXIF data. Raises ValueError:
+    32-bit modes, of unknown range.
+    """
     mode, form = image.mode, image.format
     with contextlib.suppress(Exception):  # damaged EXIF data is ignored
         image = (
@@ -141,17 +148,18 @@ def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
 
 
 def resize_square(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    """Scale the shorter side of an image uint8 [H, W, 3] to ``size`` (bilinear, anti-aliased) and crop the centre.
+    """Scale the shorter side of an image uint8 [H, W, 3] to ``size`` (bilinear, anti-aliased) and
+    crop the centre.
 
-    Resamples only the centre square, so that a 2 x 30,000,000 strip needs no more memory than its input. An image of that size is
-    returned itself.
+    Resamples only the centre square, so that a 2 x 30,000,000 strip needs no more memory than its
+    input. An image of that size is returned itself.
     """
     if image.shape[:2] == (size, size):
         return image
     return np.asarray(ImageOps.fit(Image.fromarray(image), (size, size), Image.Resampling.BILINEAR))
 
 
-# Items in memory, for a network -----------------------------------------------------------------------------------------
+# Items in memory, for a network -------------------------------------------------------------------
 
 
 def without_gradient(value: Any) -> Any:
@@ -163,10 +171,12 @@ def without_gradient(value: Any) -> Any:
 
 
 def to_images(values: Any, size: int) -> NDArray[np.uint8]:
-    """Images uint8 [n, 3, size, size] of paths, encoded bytes, PIL images, arrays or tensors: one, a sequence (of any sizes), or a batch.
+    """Images uint8 [n, 3, size, size] of paths, encoded bytes, PIL images, arrays or tensors: one,
+    a sequence (of any sizes), or a batch.
 
-    Arrays are uint8, or floats from 0 to 1, [H, W, 3], [3, H, W] or [H, W], and batches of these; for images of
-    3 x 3 pixels the last axis is the colour. Other sizes are resized as in training (:func:`resize_square`).
+    Arrays are uint8, or floats from 0 to 1, [H, W, 3], [3, H, W] or [H, W], and batches of these;
+    for images of 3 x 3 pixels the last axis is the colour. Other sizes are resized as in training
+    (:func:`resize_square`).
     """
     if (
         isinstance(values, np.ndarray)
@@ -190,7 +200,9 @@ def to_images(values: Any, size: int) -> NDArray[np.uint8]:
 
 
 def as_array(value: Any, location: str) -> NDArray[Any]:
-    """Convert an array, tensor, or list of them, to an array of numbers. Raises DataError: not numbers."""
+    """Convert an array, tensor, or list of them, to an array of numbers. Raises DataError: not
+    numbers.
+    """
     plain = [without_gradient(v) for v in value] if isinstance(value, list | tuple) else value
     array = checks.as_array(without_gradient(plain), location)
     if array.dtype.kind not in "fiu":
@@ -201,7 +213,9 @@ def as_array(value: Any, location: str) -> NDArray[Any]:
 
 
 def to_pixels(value: Any, location: str) -> NDArray[np.uint8]:
-    """One image in any form as uint8 [H, W, 3]. Raises DataError: not an image; BrokenImageError: it cannot be decoded."""
+    """One image in any form as uint8 [H, W, 3]. Raises DataError: not an image; BrokenImageError:
+    it cannot be decoded.
+    """
     if isinstance(value, _ONE):
         path = isinstance(value, str | os.PathLike)
         value = bytes(value) if isinstance(value, bytearray) else value
@@ -226,7 +240,9 @@ def to_pixels(value: Any, location: str) -> NDArray[np.uint8]:
 
 
 def to_vectors(values: Any, width: int) -> NDArray[np.float32]:
-    """Vectors float32 [n, width] of one or several vectors, an array or a tensor. Raises DataError: not numbers, or of another width."""
+    """Vectors float32 [n, width] of one or several vectors, an array or a tensor. Raises DataError:
+    not numbers, or of another width.
+    """
     message = "items to embed"
     array = as_array(values, message)
     array = array[None] if array.shape == (width,) else array

@@ -1,7 +1,9 @@
-"""Labels of a data set as packed multi-hot rows: one form for single-label, multi-label and unlabelled items; and where they come from.
+"""Labels of a data set as packed multi-hot rows: one form for single-label, multi-label and
+unlabelled items; and where they come from.
 
-One bit per class (``np.packbits`` order: class 0 is the highest bit of byte 0) keeps the 195,834 x 81 labels of
-NUS-WIDE in 2 MB, and "shares at least one label", the relevance of every protocol, is a byte-wise AND.
+One bit per class (``np.packbits`` order: class 0 is the highest bit of byte 0) keeps the 195,834 x
+81 labels of NUS-WIDE in 2 MB, and "shares at least one label", the relevance of every protocol, is
+a byte-wise AND.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ def errors_of(source: str) -> Iterator[None]:
 
 
 def row_numbers(rows: Rows, n: int) -> NDArray[np.int64]:
-    """``rows`` (a slice, integers or a mask) as numbers in 0 .. n-1. Raises IndexError: out of range."""
+    """``rows`` (a slice, integers or a mask) as numbers in 0 .. n-1. Raises IndexError: out of
+    range.
+    """
     if isinstance(rows, slice):
         return np.arange(*rows.indices(n))
     array = np.asarray(rows)
@@ -77,13 +81,17 @@ def class_order(names: Iterable[str]) -> list[str]:
 
 
 def rows_that(rows: NDArray[Any], verb: str) -> str:
-    """The first of ``rows`` with a matching verb form: ``"row 7 holds"``, ``"rows 3, 8 hold"`` (of ``"hold"``)."""
+    """The first of ``rows`` with a matching verb form: ``"row 7 holds"``, ``"rows 3, 8 hold"`` (of
+    ``"hold"``).
+    """
     of_one = {"are": "is", "have": "has"}.get(verb, f"{verb}s")
     return f"{named_rows(rows)} {verb if len(rows) > 1 else of_one}"
 
 
 def _names(class_names: Sequence[str] | None, n_classes: int) -> tuple[str, ...]:
-    """Class names as a tuple; default: the class numbers. Raises DataError: too many, or one twice."""
+    """Class names as a tuple; default: the class numbers. Raises DataError: too many, or one
+    twice.
+    """
     names = tuple(
         composed(str(n)) for n in (range(n_classes) if class_names is None else class_names)
     )
@@ -101,8 +109,8 @@ def _names(class_names: Sequence[str] | None, n_classes: int) -> tuple[str, ...]
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """Packed multi-hot labels of N items over C classes: uint8 [N, ceil(C/8)], ``np.packbits`` order (a zero row is unlabelled),
-    and C names."""
+    """Packed multi-hot labels of N items over C classes: uint8 [N, ceil(C/8)], ``np.packbits``
+    order (a zero row is unlabelled), and C names."""
 
     packed: NDArray[np.uint8]
     class_names: tuple[str, ...]
@@ -123,10 +131,12 @@ class Labels:
     def from_ids(
         cls, ids: NDArray[Any] | Sequence[int], class_names: Sequence[str] | None = None
     ) -> Labels:
-        """Labels from one class number per item; -1 is unlabelled. Names default to the class numbers.
+        """Labels from one class number per item; -1 is unlabelled. Names default to the class
+        numbers.
 
         Raises:
-            DataError: not whole numbers in one dimension, below -1, or at or beyond C; the rows are named.
+            DataError: not whole numbers in one dimension, below -1, or at or beyond C; the rows are
+                named.
 
         Examples:
             >>> Labels.from_ids([0, 2, -1], ["cat", "dog", "fox"]).dense().tolist()
@@ -152,7 +162,9 @@ class Labels:
 
     @classmethod
     def from_multihot(cls, array: NDArray[Any], class_names: Sequence[str] | None = None) -> Labels:
-        """Labels from a 0/1 matrix [N, C] of any number type; a zero row is unlabelled. Raises DataError: anything else."""
+        """Labels from a 0/1 matrix [N, C] of any number type; a zero row is unlabelled. Raises
+        DataError: anything else.
+        """
         array = np.asarray(array)
         if array.ndim != 2 or array.dtype.kind not in "iubf" or array.shape[1] == 0:
             raise DataError(
@@ -172,8 +184,10 @@ class Labels:
     def from_names(
         cls, items: Iterable[Sequence[str]], class_names: Sequence[str] | None = None
     ) -> Labels:
-        """Labels from the class names of each item (empty: unlabelled), which are among ``class_names`` (default: all, in
-        :func:`class_order`). Raises DataError: negative numbers, no label, or too many classes."""
+        """Labels from the class names of each item (empty: unlabelled), which are among
+        ``class_names`` (default: all, in :func:`class_order`). Raises DataError: negative numbers,
+        no label, or too many classes.
+        """
         rows = [tuple(map(composed, item)) for item in items]
         unique_names = class_names or class_order(name for row in rows for name in row)
         if not unique_names:
@@ -240,7 +254,9 @@ class Labels:
         return ids
 
     def over(self, class_names: Iterable[str]) -> Labels:
-        """The same N items over these classes, in this order; labels of other classes are dropped."""
+        """The same N items over these classes, in this order; labels of other classes are
+        dropped.
+        """
         positions = {name: c for c, name in enumerate(class_names)}
         number = np.array([positions.get(name, -1) for name in self.class_names])
         rows, classes = self._pairs[0], number[self._pairs[1]]
@@ -271,7 +287,7 @@ class Labels:
         return fingerprint(np.ascontiguousarray(self.packed).tobytes(), *self.class_names)
 
 
-# From values in any form -----------------------------------------------------------------------
+# From values in any form --------------------------------------------------------------------------
 
 
 MISSING = frozenset(["nan", "na", "n/a", "#n/a", "null", "none", "nat", "<na>", "?", "-", "--"])

@@ -71,7 +71,8 @@ def is_form(text: str) -> bool:
 def form_of(path: str, image_column: str | None = None) -> str:
     """Return the scheme of a path without prefix, by what is in it.
 
-    Raises UsageError: no such path, or a file that is neither a table, vectors, a list nor an archive.
+    Raises UsageError: no such path, or a file that is neither a table, vectors, a list nor an
+    archive.
     """
     bare = without_secrets(path)
     name = shown(bare)
@@ -163,9 +164,9 @@ def open_data(
     """Open a source of images or features, and log what was understood; nothing is decoded yet.
 
     Args:
-        source: one of :data:`FORMS` or a plugin's form; a path (:func:`form_of`); a table of pandas,
-            pyarrow and others in Arrow's form, a Hugging Face data set, an array or tensor (numbers
-            [N, width] or images uint8 [N, H, W(, 3)]), a map-style data set of torch, or a
+        source: one of :data:`FORMS` or a plugin's form; a path (:func:`form_of`); a table of
+            pandas, pyarrow and others in Arrow's form, a Hugging Face data set, an array or tensor
+            (numbers [N, width] or images uint8 [N, H, W(, 3)]), a map-style data set of torch, or a
             :class:`.base.Dataset`.
         labels: files of labels in the order of the items, or of a table that names items by id or
             name; a column of the source; or the labels themselves, in the order of the items, or

@@ -29,7 +29,9 @@ _MOST_FILES = 100_000
 def blocks(
     file: Any, start: int, size: int, number: int, length: int, whole: int
 ) -> Iterator[bytes]:
-    """Yield ``size`` bytes of an open file up to ``whole``, else ``number`` evenly spaced blocks."""
+    """Yield ``size`` bytes of an open file up to ``whole``, else ``number`` evenly spaced
+    blocks.
+    """
     if size <= whole:
         number, length = 1, size
     for i in range(number):
@@ -41,7 +43,9 @@ def blocks(
 
 
 def file_fingerprint(path: Path) -> str:
-    """Return a hash of a file up to 64 MiB, else of its size and 64 evenly spaced blocks of 64 KiB."""
+    """Return a hash of a file up to 64 MiB, else of its size and 64 evenly spaced blocks of 64
+    KiB.
+    """
     digest = hashlib.sha256()
     with reading(path, "the file that was opened") as size, path.open("rb") as file:
         digest.update(str(size).encode())
@@ -104,7 +108,9 @@ def _remote(url: str) -> Iterator[tuple[Any, str]]:
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
-    """Return a path with ``~`` expanded, or the copy of a URL. Raises DataError: it cannot be read."""
+    """Return a path with ``~`` expanded, or the copy of a URL. Raises DataError: it cannot be
+    read.
+    """
     url = os.fspath(path)
     if not is_url(url):
         return Path(url).expanduser()

@@ -1,19 +1,23 @@
 """Evaluation protocols: which items are queries, labelled training items, and database.
 
-*Protocol 1*: some items of each class are queries, some labelled; the rest is unlabelled and is the database.
-CIFAR-10: 1,000 / 5,000 / 54,000. NUS-WIDE-21: 2,100 / 10,500 / the rest. *None*: the same without queries.
+*Protocol 1*: some items of each class are queries, some labelled; the rest is unlabelled and is the
+database. CIFAR-10: 1,000 / 5,000 / 54,000. NUS-WIDE-21: 2,100 / 10,500 / the rest. *None*: the same
+without queries.
 
-*Protocol 2* (retrieval of classes unseen in training; Sablayrolles et al. 2017, "How should we evaluate supervised hashing?"): three
-quarters of the classes are seen, and items are halved. Labelled is one half of the seen classes, queries are one half of the others, and
-the database, whose items are the unlabelled ones, is the rest. An item with several labels is unseen if any of its classes is.
-*Transfer* is stricter: the training has only items of the seen classes, labelled or not; queries and database
-are the halves of the others, with the classes and queries of protocol 2.
+*Protocol 2* (retrieval of classes unseen in training; Sablayrolles et al. 2017, "How should we
+evaluate supervised hashing?"): three quarters of the classes are seen, and items are halved.
+Labelled is one half of the seen classes, queries are one half of the others, and the database,
+whose items are the unlabelled ones, is the rest. An item with several labels is unseen if any of
+its classes is.
+*Transfer* is stricter: the training has only items of the seen classes, labelled or not; queries
+and database are the halves of the others, with the classes and queries of protocol 2.
 
-*gpq-authors*: the authors' scheme on CIFAR-10, sorted by class: every 60th item of a class a query, the first 500 of the others labelled.
-Nothing is random. (It is not their exact split: theirs sorts by ``np.argsort``, whose order of equal labels depends on the processor.)
+*gpq-authors*: the authors' scheme on CIFAR-10, sorted by class: every 60th item of a class a query,
+the first 500 of the others labelled. Nothing is random. (It is not their exact split: theirs sorts
+by ``np.argsort``, whose order of equal labels depends on the processor.)
 
-Unlabelled items have unknown relevance, so they are neither queries nor in the database, but the training may use them (not in protocol
-transfer, as they might be of an unseen class).
+Unlabelled items have unknown relevance, so they are neither queries nor in the database, but the
+training may use them (not in protocol transfer, as they might be of an unseen class).
 """
 
 from __future__ import annotations
@@ -51,7 +55,8 @@ class Split:
     """The roles of N items: queries, training items with and without labels, and those to search.
 
     Attributes:
-        roles: uint8 [N], a bit for each role: query 1, labelled 2, unlabelled 4, database 8; only the last two may be shared.
+        roles: uint8 [N], a bit for each role: query 1, labelled 2, unlabelled 4, database 8; only
+            the last two may be shared.
         seen_classes: the classes available in training (protocols 2 and transfer); None: all.
         query, labelled, unlabelled, database: the rows of each role, int64, sorted.
     """
@@ -138,7 +143,7 @@ def load_split(path: str | Path) -> Split:
     return split
 
 
-# Draws ------------------------------------------------------------------------------------------------------------------
+# Draws --------------------------------------------------------------------------------------------
 
 
 def _permuted(rows: Rows, seed: int, stream: int, c: int = 0) -> Rows:
@@ -154,8 +159,8 @@ def _draw(
     stream: int,
     lack: str = "",
 ) -> Rows:
-    """Draw ``wanted(size)`` items of each class, none twice, of the ``free`` ones (bool [N], updated). If there are fewer, all of
-    them, or DataError with the text ``lack``."""
+    """Draw ``wanted(size)`` items of each class, none twice, of the ``free`` ones (bool [N],
+    updated). If there are fewer, all of them, or DataError with the text ``lack``."""
     counts, before = labels.counts(), free.copy()
     # Rarest classes first, so that common ones do not use up shared items.
     for c in (int(c) for c in np.argsort(counts, kind="stable") if counts[c]):
@@ -179,7 +184,8 @@ def read_rows(
 ) -> Rows:
     """Rows of the items listed in a file: ``.npy`` integers, or text with one per line.
 
-    The numbers are ids if all of them are ids of the data set, else row numbers (from 0). With ``labels`` all must have one.
+    The numbers are ids if all of them are ids of the data set, else row numbers (from 0). With
+    ``labels`` all must have one.
     """
     values = np.unique(read_ids(path, message))
     if not len(values):
@@ -205,7 +211,9 @@ def read_rows(
 
 
 def _number(spec: str | None, option: str = "--labelled") -> float | None:
-    """N of ``N-per-class``, a fraction (0.05 or 5%; None: a twelfth), or None: it names a file. Raises UsageError: another number."""
+    """N of ``N-per-class``, a fraction (0.05 or 5%; None: a twelfth), or None: it names a file.
+    Raises UsageError: another number.
+    """
     match = re.fullmatch(r"(\d+)-per-class", spec or "")
     try:
         number = (
@@ -225,8 +233,8 @@ def _number(spec: str | None, option: str = "--labelled") -> float | None:
 def _labelled(
     spec: str | None, labels: Labels, free: NDArray[np.bool_], seed: int, ids: Rows, reserved: str
 ) -> Rows:
-    """The items whose labels the training may use, among the ``free`` ones (bool [N]), by ``spec`` as in :func:`make_split`.
-    ``reserved`` is the use of the others, for messages."""
+    """The items whose labels the training may use, among the ``free`` ones (bool [N]), by ``spec``
+    as in :func:`make_split`. ``reserved`` is the use of the others, for messages."""
     if spec == "all":
         rows = np.flatnonzero(free)
     elif (number := _number(spec)) is None:
@@ -254,7 +262,7 @@ def _labelled(
     return rows
 
 
-# Protocols --------------------------------------------------------------------------------------------------------------
+# Protocols ----------------------------------------------------------------------------------------
 
 
 def _rest_is_database(labels: Labels, query: Any, labelled: Any, name: str, seed: int) -> Split:
@@ -324,7 +332,9 @@ def _authors(labels: Labels, seed: int, labelled: str | None) -> Split:
 
 
 def _seen(labels: Labels, protocol: str, seed: int) -> Rows:
-    """Classes with items that are seen: three quarters, rounded down, at least one; or those that are not named (``*`` and ``?`` match)."""
+    """Classes with items that are seen: three quarters, rounded down, at least one; or those that
+    are not named (``*`` and ``?`` match).
+    """
     present = labels.counts() > 0
     names = [name for chunk in protocol.partition(":")[2].split(",") if (name := chunk.strip())]
     if not names:
@@ -386,7 +396,9 @@ def _unseen_classes(
 
 
 def check_protocol(protocol: str) -> str:
-    """The name of a protocol without its argument: ``transfer`` for ``transfer:cat,dog``. Raises UsageError: there is no such protocol."""
+    """The name of a protocol without its argument: ``transfer`` for ``transfer:cat,dog``. Raises
+    UsageError: there is no such protocol.
+    """
     name, colon, argument = protocol.partition(":")
     if name not in PROTOCOLS:
         raise UsageError(f"no protocol '{protocol}': choose one of {', '.join(PROTOCOLS)}")
@@ -405,14 +417,19 @@ def make_split(
     labelled: str | float | None = None,
     queries: int | str | Path | None = None,
 ) -> Split:
-    """The split of a data set, or of labels alone, by the name of a protocol (:data:`PROTOCOLS`), the same for the same seed.
+    """The split of a data set, or of labels alone, by the name of a protocol (:data:`PROTOCOLS`),
+    the same for the same seed.
 
     Args:
-        protocol: ``transfer:`` may be followed by the names of the unseen classes, separated by commas, with wildcards ``*`` and ``?``.
-        labelled: ``N-per-class``; a fraction of the items of each class; ``all`` (default of protocols 2 and transfer); or a file of ids
-            or row numbers. Default: a twelfth of each class. With ``all`` in protocol 1 no labelled item is left for the database.
-        queries: for protocol 1: a number per class, ``N-per-class``, or a file; default max(n // 60, min(10, n // 10)) of n items. Items of
-            a ``labelled`` file are not drawn. NUS-WIDE defaults to the paper's 100 queries and 500 labelled items per concept.
+        protocol: ``transfer:`` may be followed by the names of the unseen classes, separated by
+            commas, with wildcards ``*`` and ``?``.
+        labelled: ``N-per-class``; a fraction of the items of each class; ``all`` (default of
+            protocols 2 and transfer); or a file of ids
+            or row numbers. Default: a twelfth of each class. With ``all`` in protocol 1 no labelled
+                item is left for the database.
+        queries: for protocol 1: a number per class, ``N-per-class``, or a file; default max(n //
+            60, min(10, n // 10)) of n items. Items of a ``labelled`` file are not drawn. NUS-WIDE
+            defaults to the paper's 100 queries and 500 labelled items per concept.
 
     Raises:
         UsageError: no such protocol, or an invalid argument.

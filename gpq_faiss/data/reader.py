@@ -24,9 +24,12 @@ _CHUNK = 8  # images per thread and step: small enough to balance a batch
 
 
 class Reader:
-    """Reads batches by position: features float32 [n, width] or images uint8 [n, 3, image_size, image_size].
+    """Reads batches by position: features float32 [n, width] or images uint8 [n, 3, image_size,
+    image_size].
 
-    Broken images are left out; a mask tells which rows are included. :meth:`preload` keeps all items in memory."""
+    Broken images are left out; a mask tells which rows are included. :meth:`preload` keeps all
+    items in memory.
+    """
 
     def __init__(self, dataset: Dataset, image_size: int) -> None:
         self.dataset = dataset
@@ -58,7 +61,8 @@ class Reader:
                     out[j] = resize_square(image, size).transpose(2, 0, 1)
                     ok[j] = True
 
-        # Threads pay, as Pillow releases the interpreter lock; the result does not depend on their number.
+        # Threads pay, as Pillow releases the interpreter lock; the result does not depend on their
+        # number.
         list(self._decoders.map(work, range(0, len(rows), _CHUNK)))
         return (out if ok.all() else out[ok]), ok
 
@@ -85,7 +89,9 @@ class Reader:
         return True
 
     def fetch(self, rows: NDArray[np.int64], *, empty: bool = False) -> Batch:
-        """The readable items at ``rows`` and a mask bool [len(rows)]. Raises DataError: there is none, unless it may be ``empty``."""
+        """The readable items at ``rows`` and a mask bool [len(rows)]. Raises DataError: there is
+        none, unless it may be ``empty``.
+        """
         if self.array is None or self._ok is None:
             values, ok = self._load(rows)
         else:
@@ -106,7 +112,9 @@ class Reader:
     def stream(
         self, batches: Iterable[NDArray[np.int64]], *, empty: bool = False
     ) -> Iterator[Batch]:
-        """:meth:`fetch` each of ``batches`` of rows, two of them ahead; with ``empty`` all items of a batch may be broken."""
+        """:meth:`fetch` each of ``batches`` of rows, two of them ahead; with ``empty`` all items of
+        a batch may be broken.
+        """
         coming = (self._ahead.submit(self.fetch, rows, empty=empty) for rows in batches)
         queue = list(islice(coming, 2))
         while queue:

@@ -30,7 +30,9 @@ def scale_of(x: NDArray[Any]) -> dict[str, float]:
 
 
 def typical_scale(dataset: Dataset, sample: int = 1000) -> dict[str, float]:
-    """Return the scale of about ``most`` vectors, in eight evenly spaced blocks; of images nothing."""
+    """Return the scale of about ``most`` vectors, in eight evenly spaced blocks; of images
+    nothing.
+    """
     if not isinstance(dataset, FeatureDataset):
         return {}
     starts = np.linspace(0, max(0, len(dataset) - sample // 8), num=8).astype(np.int64)

@@ -44,13 +44,14 @@ from .tables import (
     usual,
 )
 
-# Files of vectors -------------------------------------------------------------------------------
+# Files of vectors ---------------------------------------------------------------------------------
 
 
 def vector_files(path: str) -> tuple[list[Path], list[Path]]:
     """Return the files of vectors of a path, a pattern or a folder, and those of metadata.
 
-    A folder holds files of one form, or ``img_emb/`` and ``metadata/`` as clip-retrieval writes them.
+    A folder holds files of one form, or ``img_emb/`` and ``metadata/`` as clip-retrieval writes
+    them.
     """
     files = files_of(path)
     if not files[0].is_dir():
@@ -111,7 +112,7 @@ def open_frame(source: Any, o: Options = PLAIN) -> FeatureDataset:
     return features(type(source).__name__, matrix, annotations)
 
 
-# Hugging Face -----------------------------------------------------------------------------------
+# Hugging Face -------------------------------------------------------------------------------------
 
 
 def open_hub_parquet(name: str, files: Sequence[Path], o: Options) -> Dataset:
@@ -138,8 +139,8 @@ def import_datasets(name: str) -> Any:
 
 
 def open_hf(source: Any, o: Options = PLAIN, name: str = "") -> Dataset:
-    """Open images or vectors of a ``Dataset`` or ``DatasetDict`` of ``datasets``, or of a folder that
-    ``save_to_disk`` wrote: all parts, test parts last."""
+    """Open images or vectors of a ``Dataset`` or ``DatasetDict`` of ``datasets``, or of a folder
+    that ``save_to_disk`` wrote: all parts, test parts last."""
     folder, notes = isinstance(source, str), []
     name = name or (f"hf:{source}" if folder else type(source).__name__)
     datasets = import_datasets(name)
@@ -200,7 +201,7 @@ def open_hf(source: Any, o: Options = PLAIN, name: str = "") -> Dataset:
     return dataset
 
 
-# Tables and lists of paths of images ------------------------------------------------------------
+# Tables and lists of paths of images --------------------------------------------------------------
 
 
 def open_listed(path: str, o: Options = PLAIN, *, form: str) -> Dataset:
@@ -289,7 +290,7 @@ def _list(file: Path) -> tuple[list[str], Annotations]:
     return listed, known if parsed.has().any() else Annotations()
 
 
-# Arrays, tensors, lists and map-style data sets of torch -----------------------------------------
+# Arrays, tensors, lists and map-style data sets of torch ------------------------------------------
 
 _SAMPLED = 64
 """Items whose content is hashed for a fingerprint."""

@@ -1,5 +1,5 @@
-"""Published data sets: ``digits`` of scikit-learn, ``cifar10`` and ``fashion-mnist`` of torchvision,
-and ``nuswide`` in its official layout."""
+"""Published data sets: ``digits`` of scikit-learn, ``cifar10`` and ``fashion-mnist`` of
+torchvision, and ``nuswide`` in its official layout."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def open_digits(_: None = None, o: Options = PLAIN) -> ImageDataset:
 def open_published(root: str | None, o: Options, *, name: str) -> ImageDataset:
     """Open ``cifar10`` or ``fashion-mnist`` by torchvision, in or for the folder ``root``.
 
-    The training images come first, then the test images. CIFAR-10's batches are pickles; torchvision
-    compares their MD5 with published values first, so foreign files are never executed.
+    The training images come first, then the test images. CIFAR-10's batches are pickles;
+    torchvision compares their MD5 with published values first, so foreign files are never executed.
     """
     from torchvision.datasets import CIFAR10, FashionMNIST
 

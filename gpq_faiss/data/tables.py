@@ -1,4 +1,5 @@
-"""Tables: named columns of a file or an object, and which of them are labels, ids, names and vectors.
+"""Tables: named columns of a file or an object, and which of them are labels, ids, names and
+vectors.
 
 Parquet, Arrow, ORC and CSV are read by pyarrow, arrays by numpy, h5py, SciPy and safetensors.
 """
@@ -129,7 +130,7 @@ def file_form(path: Path) -> str:
     return by_ending or "text"
 
 
-# What is known of items -------------------------------------------------------------------------
+# What is known of items ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ class Annotations:
         return "" if self.labels is None else self.labels.fingerprint()
 
 
-# Tables -----------------------------------------------------------------------------------------
+# Tables -------------------------------------------------------------------------------------------
 
 
 def usual(candidates: Iterable[str], names: Iterable[str]) -> str | None:
@@ -331,8 +332,8 @@ def column_labels(values: Any, class_names: Sequence[str] | None = None) -> Labe
 def open_tables(paths: Sequence[Path]) -> Table:
     """Return the columns of files of one form (:func:`file_form`), one below the other.
 
-    Texts of other forms than :data:`FORMS` are CSV. Raises DataError: damaged, not a table, or files
-    with different columns.
+    Texts of other forms than :data:`FORMS` are CSV. Raises DataError: damaged, not a table, or
+    files with different columns.
     """
     form, source = file_form(paths[0]), str(paths[0])
     if form in ("tar", "gzip"):
@@ -431,7 +432,7 @@ def array_table(source: str, arrays: Mapping[str, Any]) -> Table:
     return Table(source, rows, kinds, lambda name: arrays[name][:], matrix, names)
 
 
-# Arrow ------------------------------------------------------------------------------------------
+# Arrow --------------------------------------------------------------------------------------------
 
 
 def import_pyarrow(source: str, module: str = "pyarrow") -> Any:
@@ -542,7 +543,9 @@ def _rows_of(table: Any, location: str, first: int) -> NDArray[Any]:
 
 
 def in_memory(source: str, *tables: Any) -> Table:
-    """Return the columns of tables of pyarrow, one below the other. Raises DataError: they differ."""
+    """Return the columns of tables of pyarrow, one below the other. Raises DataError: they
+    differ.
+    """
     dataset = import_pyarrow(source, "pyarrow.dataset")
     batches = [batch for table in tables for batch in table.to_batches()]
     try:

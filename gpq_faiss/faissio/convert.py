@@ -50,7 +50,7 @@ def check_kind(kind: str, M: int, K: int) -> Kind:
     return kind
 
 
-# To Faiss ---------------------------------------------------------------------------------------
+# To Faiss -----------------------------------------------------------------------------------------
 
 
 def to_faiss(codes: Codes, ids: Ids | None, Z: Floats, kind: Kind = "flat") -> Any:
@@ -107,7 +107,7 @@ def _to_ivf(codes: Codes, ids: Ids, Z: Floats) -> Any:
     return ivf
 
 
-# From Faiss -------------------------------------------------------------------------------------
+# From Faiss ---------------------------------------------------------------------------------------
 
 
 class Contents(NamedTuple):

@@ -179,7 +179,7 @@ def _place(block: Codes, ids: Ids, columns: Codes, members: NDArray[Any], cursor
         start += count
 
 
-# The file ---------------------------------------------------------------------------------------
+# The file -----------------------------------------------------------------------------------------
 
 
 def _create(path: Path, shapes: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

@@ -115,7 +115,7 @@ class Queries(NamedTuple):
     ids: Ids
 
 
-# Look-up tables ---------------------------------------------------------------------------------
+# Look-up tables -----------------------------------------------------------------------------------
 
 
 @compiled
@@ -234,7 +234,7 @@ def _bound(lists: Lists, queries: Queries, g: Number, sublist: Number) -> Number
     return score + queries.name_luts[g, lists.names[sublist, 1]] + queries.tails[g]
 
 
-# Results ----------------------------------------------------------------------------------------
+# Results ------------------------------------------------------------------------------------------
 
 
 @inner
@@ -330,7 +330,7 @@ def _enter(lists: Lists, queries: Queries, g: Number, row: Number, score: Number
     return queries.thresholds[g]
 
 
-# Scans ------------------------------------------------------------------------------------------
+# Scans --------------------------------------------------------------------------------------------
 
 
 @inner
@@ -494,7 +494,7 @@ def _first_threshold(lists: Lists, queries: Queries, g: Number, sublist: Number)
     return best - np.float32(254 - low) / factor - np.float32(2) * queries.margins[g]
 
 
-# Searches ---------------------------------------------------------------------------------------
+# Searches -----------------------------------------------------------------------------------------
 
 
 @inner
@@ -657,7 +657,7 @@ def range_search(
     return queries.scores[0], queries.ids[0], queries.counts[_ONLY]
 
 
-# Building ---------------------------------------------------------------------------------------
+# Building -----------------------------------------------------------------------------------------
 
 
 @compiled

@@ -61,7 +61,7 @@ class ListArrays(NamedTuple):
     prefix: int
 
 
-# Order of codes ---------------------------------------------------------------------------------
+# Order of codes -----------------------------------------------------------------------------------
 
 
 def columns_of(codes: Codes, M: int, K: int) -> Codes:
@@ -161,7 +161,7 @@ def names_of(words: NDArray[np.uint16], prefix: int) -> Codes:
     return names
 
 
-# Searching --------------------------------------------------------------------------------------
+# Searching ----------------------------------------------------------------------------------------
 
 
 class InvertedLists:

@@ -3,10 +3,11 @@
 Codes B (±1, [n, bits]) from which a linear classifier W predicts the labels, and hash functions F
 that predict these codes:
 
-    min over B, W, F   Σ_i ||y_i - Wᵀ b_i||²  +  λ ||W||²  +  ν Σ_i ||b_i - F(x_i)||²,   b_i in {-1, 1}^bits
+    min over B, W, F   Σ_i ||y_i - Wᵀ b_i||²  +  λ ||W||²  +  ν Σ_i ||b_i - F(x_i)||²
 
-    F(x) = Pᵀ φ(x),    φ(x) = [exp(-||x - a_1||² / σ), ..., exp(-||x - a_m||² / σ)]           (m
-    anchors a_j)
+    F(x) = Pᵀ φ(x),    φ(x) = [exp(-||x - a_1||² / σ), ..., exp(-||x - a_m||² / σ)]
+
+with b_i in {-1, 1}^bits and m anchors a_j,
 
 alternately, ``iterations`` times (algorithm 1): P by least squares of B on φ (F-step), W by ridge
 regression of the labels on B (G-step), and B bit by bit with the others fixed (B-step, discrete

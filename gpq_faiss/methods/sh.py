@@ -5,8 +5,9 @@ The best code of a given graph of similarities is a partition of it; relaxed, it
 of the eigenvectors of the graph's Laplacian. For data uniformly distributed in a box, the
 eigenfunctions of the Laplacian are known (sect. 3): along the axis [a, b] they are
 
-    Φ_k(x) = sin(π/2 + k π / (b - a) (x - a)),     with eigenvalue  λ_k = 1 - exp(-ε²/2 |k π / (b -
-    a)|²),     k = 1, 2, ...
+    Φ_k(x) = sin(π/2 + k π / (b - a) (x - a)),     k = 1, 2, ...
+
+with the eigenvalue  λ_k = 1 - exp(-ε²/2 |k π / (b - a)|²).
 
 So the method takes principal components as axes, their ranges as the box, and the ``bits``
 single-axis eigenfunctions with the smallest eigenvalues (products are left out, as their signs

@@ -105,7 +105,7 @@ async def _problem(_: Request, error: Exception) -> Response:
     return JSONResponse({"error": "internal error"}, 500)
 
 
-# Dependencies -----------------------------------------------------------------------------------
+# Dependencies -------------------------------------------------------------------------------------
 
 
 async def _service(request: Request) -> Service:
@@ -139,7 +139,7 @@ def _check_k(k: int, service: Service) -> None:
         raise DataError(f"k: {k} is more than {service.settings.max_k}")
 
 
-# Routes that find and show items ----------------------------------------------------------------
+# Routes that find and show items ------------------------------------------------------------------
 
 
 async def health(service: Running) -> dict[str, str | int]:
@@ -275,7 +275,7 @@ def info(service: Running) -> dict[str, Any]:
     }
 
 
-# Routes that change items -----------------------------------------------------------------------
+# Routes that change items -------------------------------------------------------------------------
 
 
 def _add(

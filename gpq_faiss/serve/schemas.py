@@ -69,7 +69,7 @@ class Settings(BaseModel, frozen=True, extra="forbid", strict=True):
         return self.host in LOOPBACK_HOSTS
 
 
-# Requests and responses -------------------------------------------------------------------------
+# Requests and responses ---------------------------------------------------------------------------
 
 
 class Filters(BaseModel, extra="forbid"):

@@ -157,7 +157,7 @@ def _padded(lims: Ids, scores: Floats, ids: Ids) -> tuple[Floats, Ids]:
     return D, padded_ids
 
 
-# Queries ----------------------------------------------------------------------------------------
+# Queries ------------------------------------------------------------------------------------------
 
 
 def parse_rows(text: str | None, n: int) -> Ids:
@@ -238,7 +238,7 @@ def query_vectors(
     return vectors, ids, tuple(names)
 
 
-# Results ----------------------------------------------------------------------------------------
+# Results ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False)

@@ -103,7 +103,7 @@ class ItemSource(Protocol):
         """Close the file."""
 
 
-# Rows of the items file -------------------------------------------------------------------------
+# Rows of the items file ---------------------------------------------------------------------------
 
 
 def as_json(value: Any) -> str | None:

@@ -1,4 +1,6 @@
-"""Running ``gpq`` in this process, the folder of small products that the tests of the command line share, and a call of every stage."""
+"""Running ``gpq`` in this process, the folder of small products that the tests of the command line
+share, and a call of every stage.
+"""
 
 import contextlib
 import hashlib
@@ -78,7 +80,9 @@ def content(folder: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def untouched(*folders: Path) -> Iterator[None]:
-    """What is in these folders must be the same afterwards: nothing changed, nothing gone, nothing new."""
+    """What is in these folders must be the same afterwards: nothing changed, nothing gone, nothing
+    new.
+    """
     before = [content(folder) for folder in folders]
     yield
     assert [content(folder) for folder in folders] == before
@@ -110,7 +114,9 @@ FILES = {
     "image_index": "image.faiss",
     "photo": "images/a/0.png",
 }
-"""Small products of every stage. ``other`` is a model of the same shape with other weights; no features model takes ``photo``."""
+"""Small products of every stage. ``other`` is a model of the same shape with other weights; no
+features model takes ``photo``.
+"""
 
 
 @dataclass(frozen=True)
@@ -153,7 +159,9 @@ def stage_call(stage: str, shop: Shop, folder: Path) -> tuple[list[str], Path]:
 
 
 def fill(call: str, shop: Shop, bad: Path = Path("bad"), out: Path | None = None) -> list[str]:
-    """The words of a call with its capitals replaced, and with ``--out`` where the command needs it."""
+    """The words of a call with its capitals replaced, and with ``--out`` where the command needs
+    it.
+    """
     known = {name.upper(): str(getattr(shop, name)) for name in FILES} | {
         "DATA": shop.data,
         "BAD": str(bad),

@@ -19,14 +19,16 @@ from gpq_faiss.nn import quantizer
 
 
 def check_refused(shop, bad, calls, *words):
-    """Each of the calls (with ``|`` between) that read BAD is one line with its name, or with ``words``."""
+    """Each of the calls (with ``|`` between) that read BAD is one line with its name, or with
+    ``words``.
+    """
     with untouched(bad.parent, shop.root):
         for call in calls.split("|"):
             line = refused(*fill(call, shop, bad, bad.parent / "out"))
             assert all(word in line for word in words or (bad.name,)), line
 
 
-# Broken files -----------------------------------------------------------------------------------------------------------
+# Broken files -------------------------------------------------------------------------------------
 
 BREAKS = {
     "missing": None,
@@ -131,7 +133,7 @@ def test_a_zero_sub_vector_after_the_network_is_named_by_its_row(shop, tmp_path,
     )
 
 
-# Models -----------------------------------------------------------------------------------------------------------------
+# Models -------------------------------------------------------------------------------------------
 
 
 def swap(key, value):
@@ -241,7 +243,7 @@ def test_parquet_without_pyarrow_names_the_remedy(shop, tmp_path, monkeypatch):
     check_refused(shop, tmp_path / "x.parquet", calls, "pip install 'gpq-faiss[train]'")
 
 
-# Images -----------------------------------------------------------------------------------------------------------------
+# Images -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["empty", "half", "a link to itself", "a link to nowhere"])

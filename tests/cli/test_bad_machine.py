@@ -1,4 +1,6 @@
-"""A machine that does not go along: full disks, folders that cannot be written, missing GPUs, and signals."""
+"""A machine that does not go along: full disks, folders that cannot be written, missing GPUs, and
+signals.
+"""
 
 import contextlib
 import errno
@@ -20,12 +22,14 @@ from PIL import Image
 from gpq_faiss.encoder import Encoder
 from gpq_faiss.training import loop
 
-# Full disks -------------------------------------------------------------------------------------------------------------
+# Full disks ---------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def no_space(sync):
-    """Writes beyond 1,200 bytes of a file fail; or, as some file systems find out only then, all at the end (``sync``)."""
+    """Writes beyond 1,200 bytes of a file fail; or, as some file systems find out only then, all at
+    the end (``sync``).
+    """
 
     def full(descriptor):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -53,7 +57,7 @@ def test_a_write_that_fails_is_one_line(shop, tmp_path, stage):
     assert gpq(*call).exit_code == 0, "with space again, the same command works"
 
 
-# Folders that cannot be written -----------------------------------------------------------------------------------------
+# Folders that cannot be written -------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -90,7 +94,7 @@ def test_a_locked_folder_or_a_file_in_its_place_is_one_line(shop, locked, stage)
             assert all(word in line for word in words)
 
 
-# GPUs -------------------------------------------------------------------------------------------------------------------
+# GPUs ---------------------------------------------------------------------------------------------
 
 
 def test_a_gpu_that_is_not_there_is_one_line(shop, tmp_path):
@@ -102,7 +106,7 @@ def test_a_gpu_that_is_not_there_is_one_line(shop, tmp_path):
             assert "GPU" in line
 
 
-# Signals ----------------------------------------------------------------------------------------------------------------
+# Signals ------------------------------------------------------------------------------------------
 
 
 def signalling(number, real, at=0):
@@ -163,7 +167,7 @@ def test_a_signal_in_any_other_stage_leaves_nothing(shop, tmp_path, monkeypatch,
     assert "ended by SIGTERM" in only_line(result.stderr)
 
 
-# Memory and threads ------------------------------------------------------------------------------------------------------
+# Memory and threads -------------------------------------------------------------------------------
 
 LITTLE = """
 import resource, sys

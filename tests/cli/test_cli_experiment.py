@@ -1,4 +1,6 @@
-"""``gpq experiment`` on the command line: methods, run, report, and what it says when something cannot be."""
+"""``gpq experiment`` on the command line: methods, run, report, and what it says when something
+cannot be.
+"""
 
 import json
 
@@ -41,7 +43,8 @@ def test_a_run_and_its_reports(tmp_path):
     assert r"\toprule" in done(f"{report} --format latex --table map")
     assert "exists already" in refused(f"{report} --out {page}")
     assert "protocol 1, not 2: choose another --out" in refused(f"{run} --protocol 2")
-    # 100 principal components of 64 pixels there are not: the others are made, and the exit code is 1.
+    # 100 principal components of 64 pixels there are not: the others are made, and the exit code is
+    # 1.
     result = gpq(run.replace("--bits 24", "--bits 24,400"))
     assert result.exit_code == 1
     line = only_line(result.stderr.splitlines()[-1])

@@ -1,4 +1,6 @@
-"""The commands explain themselves: help, examples that parse, options that say what they do, and a place in the README."""
+"""The commands explain themselves: help, examples that parse, options that say what they do, and a
+place in the README.
+"""
 
 import json
 import re
@@ -72,7 +74,8 @@ def test_a_command_says_what_it_does_with_an_example_that_it_takes(name):
                 f"{parameter.opts}: a sentence"
             )
         else:
-            # click has no help for arguments, so the text of the command must say what those with many forms may be.
+            # click has no help for arguments, so the text of the command must say what those with
+            # many forms may be.
             shown = parameter.make_metavar(click.Context(found))
             assert shown in (*SELF_EVIDENT, "FOLDER", "GRID") or f"{shown} is" in (found.help or "")
 

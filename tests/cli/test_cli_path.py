@@ -1,4 +1,6 @@
-"""The commands end to end: what they print, the files that they leave, and the keys of their JSON."""
+"""The commands end to end: what they print, the files that they leave, and the keys of their
+JSON.
+"""
 
 import json
 import logging

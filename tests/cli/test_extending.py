@@ -1,4 +1,6 @@
-"""What other packages add: the example package runs from the command line, and one clear line where a package cannot be used."""
+"""What other packages add: the example package runs from the command line, and one clear line where
+a package cannot be used.
+"""
 
 import importlib
 import json
@@ -32,7 +34,9 @@ WITH_LOSS = preset("paper").with_settings(
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """Makes a package known by its name and entry points, as an installer would; returns what it made. CODE is a module then."""
+    """Makes a package known by its name and entry points, as an installer would; returns what it
+    made. CODE is a module then.
+    """
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "broken_module.py").write_text(CODE)
     monkeypatch.syspath_prepend(str(tmp_path / "site"))

@@ -96,7 +96,7 @@ def test_what_cannot_be_is_one_line(shop, tmp_path, monkeypatch, line):
     assert not any(path.is_file() for path in tmp_path.rglob("*") if path.name != "experiment.json")
 
 
-# Outputs ----------------------------------------------------------------------------------------------------------------
+# Outputs ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stage", STAGES)

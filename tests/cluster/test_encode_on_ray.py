@@ -1,4 +1,6 @@
-"""Encoding on a Ray cluster of this machine gives the rows of the plain command, whatever is killed."""
+"""Encoding on a Ray cluster of this machine gives the rows of the plain command, whatever is
+killed.
+"""
 
 import contextlib
 import os

@@ -1,4 +1,6 @@
-"""Codes, packing, fusing and scores against loops written from the definitions, and against Faiss itself."""
+"""Codes, packing, fusing and scores against loops written from the definitions, and against Faiss
+itself.
+"""
 
 import faiss
 import numpy as np
@@ -71,7 +73,9 @@ def test_the_lowest_of_equal_codewords_wins(K, d):
     K=st.sampled_from([4, 16]),
 )
 def test_the_length_of_a_vector_changes_no_code(seed, scale, each, K):
-    """Of whole vectors, or of each sub-vector its own: |x|^2 + 1 - 2 x.z alone would lose x.z, or all but the 1."""
+    """Of whole vectors, or of each sub-vector its own: |x|^2 + 1 - 2 x.z alone would lose x.z, or
+    all but the 1.
+    """
     rng = np.random.default_rng(seed)
     M = 3
     Z, x = random_codebooks(rng, M, K), random_vectors(rng, 12, M)

@@ -1,4 +1,6 @@
-"""Every source on what it cannot use: one line that says what, where and what to do, whichever the form."""
+"""Every source on what it cannot use: one line that says what, where and what to do, whichever the
+form.
+"""
 
 import errno
 import gzip
@@ -39,8 +41,8 @@ def tar(name, kind=tarfile.REGTYPE, data: bytes = png(0)):
 
 
 def contradictory():
-    """A Parquet file whose column may have missing values by its schema, and none by the statistics of its levels. Their reader ends the
-    process, where that of values raises."""
+    """A Parquet file whose column may have missing values by its schema, and none by the statistics
+    of its levels. Their reader ends the process, where that of values raises."""
     out = io.BytesIO()
     pq.write_table(pa.table({"id": [0], "label": ["cat"]}), out)
     return out.getvalue().replace(b"\x25\x02\x18\x02id", b"\x25\x00\x18\x02id")
@@ -242,7 +244,7 @@ def test_what_is_no_regular_file_is_missing(tmp_path):
     assert [image is None for image in found.read(slice(None))] == [True, False]
 
 
-# Objects ----------------------------------------------------------------------------------------------------------------
+# Objects ------------------------------------------------------------------------------------------
 
 X40, PIXELS = X[:40], np.zeros((40, 8, 8, 3), np.uint8)
 HUB = {"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])}

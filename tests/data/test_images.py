@@ -1,4 +1,6 @@
-"""Decoding, resizing and batches: every pixel format and form, hostile files, and the same result with any threads."""
+"""Decoding, resizing and batches: every pixel format and form, hostile files, and the same result
+with any threads.
+"""
 
 import io
 import struct
@@ -40,7 +42,7 @@ def png_of(width, height):
     return bytes(data)
 
 
-# Decoding ---------------------------------------------------------------------------------------------------------------
+# Decoding -----------------------------------------------------------------------------------------
 
 PIXELS, RED = random_rgb(5, 7), Image.new("CMYK", (8, 8), (0, 255, 255, 0))
 BITS = np.eye(4, dtype=np.uint8)[..., None].repeat(3, axis=2) * 255
@@ -48,7 +50,8 @@ GREY = np.arange(1 << 16, dtype=np.uint16).reshape(256, 256)
 SEEN = np.uint8([[[200, 0, 0, 0], [200, 0, 0, 255]], [[200, 0, 0, 128], [200, 0, 0, 255]]])
 HARM = b"Exif\0\0II*\0\xff\xff\xff\xff"
 FRAMES = [Image.new("RGB", (8, 8), colour) for colour in ((255, 0, 0), (0, 0, 255))]
-# What a viewer does for each EXIF orientation, from the standard: whether row 0 of the file is a column, and from where they count.
+# What a viewer does for each EXIF orientation, from the standard: whether row 0 of the file is a
+# column, and from where they count.
 VIEWS = [(False, 1, 1), (False, 1, -1), (False, -1, -1), (False, -1, 1)]
 VIEWS += [(True, y, x) for _, y, x in VIEWS]
 
@@ -161,7 +164,7 @@ def test_mutated_files_give_an_image_or_a_data_error(format_, flips, cut):
         assert min(image.shape[:2]) >= 2
 
 
-# Resizing, and every form -----------------------------------------------------------------------------------------------
+# Resizing, and every form -------------------------------------------------------------------------
 
 
 def test_resize_square():
@@ -222,7 +225,7 @@ def test_sizes_and_kinds_may_be_mixed(tmp_path):
     assert to_vectors(x[0], 3).shape == (1, 3)
 
 
-# Data sets --------------------------------------------------------------------------------------------------------------
+# Data sets ----------------------------------------------------------------------------------------
 
 
 def files(folder, n=40, broken=()):

@@ -1,4 +1,6 @@
-"""Data as people have it: labels, ids, columns, files and folders in any usual form are understood, or named in one line."""
+"""Data as people have it: labels, ids, columns, files and folders in any usual form are understood,
+or named in one line.
+"""
 
 import io
 import json
@@ -46,7 +48,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-# Labels in memory -------------------------------------------------------------------------------
+# Labels in memory ---------------------------------------------------------------------------------
 
 HOT_FORMS = {
     "lists": lambda hot: hot.tolist(),
@@ -126,7 +128,7 @@ def test_classes_of_one_item_are_noted():
     assert "12 of 12 classes have one item: are they ids or captions?" in data.notes
 
 
-# Tables -----------------------------------------------------------------------------------------
+# Tables -------------------------------------------------------------------------------------------
 
 TABLES = {
     "t.csv": lambda path, a, b: save(
@@ -195,7 +197,7 @@ def test_whole_floats_are_ids(folder):
     refused(X, "expected ids", ids=np.arange(N) / 2)
 
 
-# Files ------------------------------------------------------------------------------------------
+# Files --------------------------------------------------------------------------------------------
 
 
 def zipped(member):
@@ -311,7 +313,7 @@ def test_captions_are_no_labels_unless_named(folder):
     assert open_data(source, label_column="txt").labels.n_classes == 6
 
 
-# Objects ----------------------------------------------------------------------------------------
+# Objects ------------------------------------------------------------------------------------------
 
 
 def test_vectors_in_objects(folder):
@@ -335,7 +337,7 @@ def test_parts_of_torch_data_sets_keep_class_names(folder):
     assert classes(open_data(Subset(Subset(whole, range(8)), [1, 6]))) == ["cat", "dog"]
 
 
-# Folders ----------------------------------------------------------------------------------------
+# Folders ------------------------------------------------------------------------------------------
 
 LAYOUTS = {
     "cat/1 cat/@eaDir/1.png/t dog/1 __MACOSX/cat/1 $RECYCLE.BIN/q": ["cat", "dog"],
@@ -366,7 +368,7 @@ def test_links_inside_the_tree_are_left_out(tmp_path):
     assert "cat/dog2 is a link to a folder that is read anyway: left out" in data.notes
 
 
-# Scale ------------------------------------------------------------------------------------------
+# Scale --------------------------------------------------------------------------------------------
 
 
 @given(st.floats(0.01, 100), st.floats(-5, 5))

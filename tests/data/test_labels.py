@@ -1,4 +1,6 @@
-"""Labels as packed rows against dense matrices; labels, ids and names beside the data and in its columns; every wrong one named."""
+"""Labels as packed rows against dense matrices; labels, ids and names beside the data and in its
+columns; every wrong one named.
+"""
 
 import numpy as np
 import pyarrow as pa
@@ -92,7 +94,7 @@ def test_rows_of_any_length_have_a_direction():
         np.testing.assert_array_equal(memory(x).read(slice(0, 1)), x)
 
 
-# Beside the data and in its columns -------------------------------------------------------------------------------------
+# Beside the data and in its columns ---------------------------------------------------------------
 
 
 def names_of(dataset):

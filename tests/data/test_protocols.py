@@ -1,4 +1,6 @@
-"""protocols: exact sizes, disjoint roles, the same split for the same seed, and nothing learnt from hidden labels."""
+"""protocols: exact sizes, disjoint roles, the same split for the same seed, and nothing learnt from
+hidden labels.
+"""
 
 import json
 import re

@@ -23,7 +23,7 @@ def test_digits_are_scikit_learns():
     np.testing.assert_array_equal(dataset.read(np.array([7]))[0], grey)
 
 
-# CIFAR-10 ---------------------------------------------------------------------------------------------------------------
+# CIFAR-10 -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_cifar10_never_unpickles_a_foreign_file(name, cifar):
     assert not (cifar / "sprung").exists()
 
 
-# Fashion-MNIST ----------------------------------------------------------------------------------------------------------
+# Fashion-MNIST ------------------------------------------------------------------------------------
 
 
 def idx(array):
@@ -128,7 +128,7 @@ def test_offline_names_the_remedy(tmp_path, monkeypatch, error, form, kind):
     refused(f"{form}:{tmp_path}/new", f"is not available.*{part}.*{tmp_path}/new.*FOLDER")
 
 
-# NUS-WIDE ---------------------------------------------------------------------------------------------------------------
+# NUS-WIDE -----------------------------------------------------------------------------------------
 
 LIST, LABELS, CONCEPTS = (
     "ImageList/Imagelist.txt",

@@ -1,4 +1,6 @@
-"""Data at URLs, from a server that the test starts: copied once into the cache, checked at each opening, never half there."""
+"""Data at URLs, from a server that the test starts: copied once into the cache, checked at each
+opening, never half there.
+"""
 
 import functools
 import http.server

@@ -1,4 +1,6 @@
-"""Images and vectors out of every form, of files, tables and objects, are the same items; damage follows the limit; nothing is held."""
+"""Images and vectors out of every form, of files, tables and objects, are the same items; damage
+follows the limit; nothing is held.
+"""
 
 import json
 import os
@@ -44,7 +46,7 @@ NUMBERS = [None if y < 0 else int(y) for y in SOME]
 EMB = {"emb": datasets.List(datasets.Value("float32"), length=W)}
 
 
-# Images in every form ---------------------------------------------------------------------------------------------------
+# Images in every form -----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +134,7 @@ def test_columns_of_a_hub_and_its_parts(roots):
     assert "parts: train, test" in open_data(roots[0] / "hub").notes
 
 
-# Folders and archives ---------------------------------------------------------------------------------------------------
+# Folders and archives -----------------------------------------------------------------------------
 
 
 def test_folder_of_classes(tmp_path):
@@ -183,7 +185,7 @@ def test_an_archive_that_shrinks(tmp_path):
         dataset.read(np.array([0]))
 
 
-# WebDataset -------------------------------------------------------------------------------------------------------------
+# WebDataset ---------------------------------------------------------------------------------------
 
 
 def samples(number, **of_each):
@@ -282,7 +284,7 @@ def numbers_of(dataset):
     return [names[c] for c in dataset.labels.class_ids()]
 
 
-# Lists and tables of images ---------------------------------------------------------------------------------------------
+# Lists and tables of images -----------------------------------------------------------------------
 
 
 def test_list_of_hashing_papers(tmp_path):
@@ -317,7 +319,7 @@ def test_columns_of_csv(tmp_path):
     assert found.require_labels().class_names == ("9", "10")
 
 
-# Vectors in every form --------------------------------------------------------------------------------------------------
+# Vectors in every form ----------------------------------------------------------------------------
 
 
 def write(folder, form, x=X):
@@ -446,7 +448,7 @@ def test_our_own_features_file(tmp_path):
     np.testing.assert_array_equal(data.read(slice(0, 3)), x)
 
 
-# Several files, fingerprints, memory ------------------------------------------------------------------------------------
+# Several files, fingerprints, memory --------------------------------------------------------------
 
 
 @given(st.data())

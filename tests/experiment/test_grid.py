@@ -118,8 +118,7 @@ def test_invalid_grids_are_refused(values, message):
         grid_from({"name": "g", "methods": ["pq"]} | values)
 
 
-# Plans
-# ------------------------------------------------------------------------------------------------------------------
+# Plans --------------------------------------------------------------------------------------------
 
 
 def test_runs_are_the_whole_grid_with_seeds_outermost():

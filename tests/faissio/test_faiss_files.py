@@ -149,7 +149,7 @@ def test_unfit_kind_is_refused(kind, shape, message):
         check_kind(kind, *shape)
 
 
-# Files of other programs ------------------------------------------------------------------------
+# Files of other programs --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bits", [2, 4, 6, 8])

@@ -82,7 +82,9 @@ def test_any_way_gives_the_ranking_of_what_passes(
 
 @pytest.mark.parametrize("device", [KERNEL, pytest.param("cuda:0", marks=ON_GPU)])
 def test_lists_that_cannot_hold_a_result_are_not_read(place, monkeypatch):
-    """Codes of lists whose bound is below all scores of the best list are overwritten by the best codes."""
+    """Codes of lists whose bound is below all scores of the best list are overwritten by the best
+    codes.
+    """
     codes, Z, ids, xq = made = items(2, 6, n=20_000, queries=1)
     xq[:, 24:] *= np.float32(0.1)  # the first codebooks decide, as those of a trained model
     tables = score_tables(xq, Z)[0]
@@ -292,7 +294,7 @@ def test_l2_is_refused_on_a_device():
         to_gpu(index, "cpu")
 
 
-# Faiss' form for GPUs -------------------------------------------------------------------------------------------------
+# Faiss' form for GPUs -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", [500, 5000])
@@ -348,7 +350,9 @@ def test_faiss_on_a_gpu_that_is_missing_or_full_is_an_error(monkeypatch):
 
 @pytest.mark.parametrize("M", [pytest.param(M, marks=ON_GPU) for M in (3, 6, 8, 12)])
 def test_every_query_of_a_large_batch_is_scored_by_its_own_tables(M):
-    """A query whose tables were mixed with the next one's would miss results; now and then is enough."""
+    """A query whose tables were mixed with the next one's would miss results; now and then is
+    enough.
+    """
     codes, Z, _, xq = items(0, M, n=20_000, queries=1024)
     index = to_faiss_gpu(Index.build(codes, Z))
     scores = score_codes(xq, codes, Z)

@@ -201,7 +201,7 @@ def test_queries_without_finite_scores_are_refused(value):
         index.range_search(xq[1], 0, 10)
 
 
-# Files ------------------------------------------------------------------------------------------
+# Files --------------------------------------------------------------------------------------------
 
 
 def written(path, ids=None):
@@ -258,7 +258,7 @@ def test_damaged_files_are_refused(damage, tmp_path):
         open_lists(path)
 
 
-# Instructions -----------------------------------------------------------------------------------
+# Instructions -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("processor", range(len(block_scan.SHUFFLES)))

@@ -73,7 +73,7 @@ def contents(opened):
 START = {i: (bytes(code), f"item {i}") for i, code in zip(IDS.tolist(), CODES, strict=True)}
 
 
-# Names ------------------------------------------------------------------------------------------
+# Names --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -132,7 +132,7 @@ def test_items_file_without_its_tables_is_one_line(folder):
         open_index(path)
 
 
-# Changes ----------------------------------------------------------------------------------------
+# Changes ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -267,7 +267,7 @@ def test_info_counts_the_changes(folder):
     assert (about["changes"], about["names"]) == (str(changes_path(path)), str(items_path(path)))
 
 
-# Mapped lists -----------------------------------------------------------------------------------
+# Mapped lists -------------------------------------------------------------------------------------
 
 
 def test_lists_open_at_once(folder):

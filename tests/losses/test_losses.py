@@ -158,7 +158,9 @@ def test_parameters_start_on_the_sphere_by_seed_and_their_length_does_not_matter
 
 @st.composite
 def batches(draw):
-    """x and q [B, M, d] unit-norm, W [M, C, d] raw, labels multi-hot [B, C] with unlabelled rows."""
+    """x and q [B, M, d] unit-norm, W [M, C, d] raw, labels multi-hot [B, C] with unlabelled
+    rows.
+    """
     B, M, d, C = (draw(st.integers(1, hi)) for hi in (7, 4, 5, 4))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
 

@@ -41,7 +41,9 @@ def split_of(dataset: Dataset) -> Split:
 
 
 def quick_config(bits: int = 16, steps: int = 60, seed: int = 0, **training: Any) -> Config:
-    """What a comparison gives to a trained method beside GPQ, with a small network and few steps."""
+    """What a comparison gives to a trained method beside GPQ, with a small network and few
+    steps.
+    """
     quick = {
         "steps": steps,
         "seed": seed,

@@ -113,7 +113,9 @@ class Sampler:
 
 
 def test_the_posterior_is_the_mean_of_the_class_networks_and_tempered_for_items():
-    """To p^t / Σ p^t: the order of the classes stays, and that of items by the odds of two classes."""
+    """To p^t / Σ p^t: the order of the classes stays, and that of items by the odds of two
+    classes.
+    """
     net = network()
     raw = net.features(items(50))[1].detach()
     parts, entry = raw.reshape(50, 4, CLASS_DIM), []
@@ -439,7 +441,9 @@ def batch(n=15, unlabelled=30):
 
 
 def test_the_loss_is_that_of_the_class_networks_which_lower_the_entropy_that_the_classifier_raises():
-    """The mini-max of eq. 4: gradients of the entropy, those of the networks with the other sign."""
+    """The mini-max of eq. 4: gradients of the entropy, those of the networks with the other
+    sign.
+    """
     built = method(2).eval()
     parts, net, beta, loss = (
         built.losses(batch(), amp=False),

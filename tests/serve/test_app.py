@@ -59,7 +59,7 @@ def error_of(answer, status):
     return error
 
 
-# Searches ---------------------------------------------------------------------------------------
+# Searches -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("row", [0, 7, 100])
@@ -213,7 +213,7 @@ def test_a_model_of_features_takes_no_image(features):
     assert error == "image: the model takes features, not images"
 
 
-# Items ------------------------------------------------------------------------------------------
+# Items --------------------------------------------------------------------------------------------
 
 
 def listed(served, **options):
@@ -271,7 +271,7 @@ def test_an_index_without_labels_lists_some_items(encoder, built, tmp_path):
         assert client.get("/info").json()["labels"] == []
 
 
-# Changes ----------------------------------------------------------------------------------------
+# Changes ------------------------------------------------------------------------------------------
 
 
 def test_items_are_added_and_removed_at_once(served):
@@ -324,7 +324,7 @@ def test_all_items_can_be_removed(features):
     assert features.ids(vector=VECTOR) == [30]
 
 
-# Pictures ---------------------------------------------------------------------------------------
+# Pictures -----------------------------------------------------------------------------------------
 
 
 def test_the_picture_of_an_item_is_its_own(served):
@@ -407,7 +407,7 @@ def test_pictures_by_id_need_all_changes_of_the_index(served, built, tmp_path):
             assert found == [404, 200 if has_changes else 404]
 
 
-# Mistakes ---------------------------------------------------------------------------------------
+# Mistakes -----------------------------------------------------------------------------------------
 
 SEARCHES = [
     ({"content": b"hello", "headers": {"content-type": "text/plain"}}, 422, "body"),
@@ -486,7 +486,7 @@ def test_a_wrong_path_is_one_clear_line(served, path, status, message):
     assert message in error_of(served.client.get(path), status)
 
 
-# Limits and safety ------------------------------------------------------------------------------
+# Limits and safety --------------------------------------------------------------------------------
 
 
 def test_uploads_are_limited_by_bytes_and_pixels(encoder, index_file):

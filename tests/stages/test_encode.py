@@ -140,7 +140,7 @@ def test_rows_that_a_kill_left_beside_their_file_are_removed(tmp_path, model, da
     assert not (tmp_path / ".features.h5.partial").exists()
 
 
-# Images -----------------------------------------------------------------------------------------
+# Images -------------------------------------------------------------------------------------------
 
 
 def bitmaps(root, seed, n=20):

@@ -28,7 +28,9 @@ N, Q, D, TOP = 400, 4, 12, 20
 
 @pytest.fixture(params=[5, 6])
 def model(request, tmp_path):
-    """A model with an odd number of codebooks, whose last one has a byte for itself, or an even one."""
+    """A model with an odd number of codebooks, whose last one has a byte for itself, or an even
+    one.
+    """
     return make_model(tmp_path / "model", books(request.param, d=D))
 
 
@@ -164,7 +166,7 @@ def test_export_says_that_queries_have_other_vectors(tmp_path, caplog, asymmetri
     assert json.loads(arrays["meta"].item()).get("asymmetric", False) == asymmetric
 
 
-# Codes as a table -------------------------------------------------------------------------------
+# Codes as a table ---------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=[5, 6])

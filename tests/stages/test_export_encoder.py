@@ -1,4 +1,6 @@
-"""The exported graph gives the model's vectors, elsewhere and for any batch, or there is no file."""
+"""The exported graph gives the model's vectors, elsewhere and for any batch, or there is no
+file.
+"""
 
 import sys
 from pathlib import Path
@@ -25,7 +27,9 @@ MADE = [("features", "onnx"), ("features", "pt2"), ("images", "onnx"), ("asymmet
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory, encoders):
-    """A features model with all that an mlp can have, a VGG at 32 pixels, and class networks, whose queries are no items."""
+    """A features model with all that an mlp can have, a VGG at 32 pixels, and class networks, whose
+    queries are no items.
+    """
     root = tmp_path_factory.mktemp("models")
     return {
         "features": encoders[0],

@@ -122,7 +122,7 @@ def test_last_of_two_commands_wins_whole(model, codes, tmp_path):
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
-# Refusals ---------------------------------------------------------------------------------------
+# Refusals -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_unfinished_training_is_described(tmp_path):
     assert info(tmp_path / "model")["out"] == str(tmp_path / "model")
 
 
-# Damaged and foreign ----------------------------------------------------------------------------
+# Damaged and foreign ------------------------------------------------------------------------------
 
 
 def refused(path, error=DataError):

@@ -171,7 +171,7 @@ def test_rows_are_slices_and_numbers(text, rows):
     assert parse_rows(text, 10).tolist() == rows
 
 
-# Printed ----------------------------------------------------------------------------------------
+# Printed ------------------------------------------------------------------------------------------
 
 
 def made(n, name, description):

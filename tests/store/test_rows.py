@@ -125,7 +125,7 @@ def test_fingerprint_of_codebooks_is_of_content_and_shape():
     assert codebooks_fingerprint(Z) not in map(codebooks_fingerprint, others)
 
 
-# Interruptions ----------------------------------------------------------------------------------
+# Interruptions ------------------------------------------------------------------------------------
 
 
 @alone
@@ -199,7 +199,7 @@ def test_commits_follow_the_clock(tmp_path, monkeypatch):
     assert (progress["rows"], progress["state"]) == (20, {"position": 9})
 
 
-# Refusals ---------------------------------------------------------------------------------------
+# Refusals -----------------------------------------------------------------------------------------
 
 VALUES, IDS, LABELS = rows(header("features"), 10)
 NAN = np.where(np.arange(10)[:, None] == 3, np.float32(np.nan), VALUES)
@@ -293,7 +293,7 @@ def test_damaged_file_is_one_line_or_read(share, position, value):
             assert share == 1
 
 
-# Arrays of other programs -----------------------------------------------------------------------
+# Arrays of other programs -------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
-"""The training loop: sampling, hidden labels, validation, checkpoints, and that a killed run reaches the same codes."""
+"""The training loop: sampling, hidden labels, validation, checkpoints, and that a killed run
+reaches the same codes.
+"""
 
 import json
 import os
@@ -38,7 +40,9 @@ def small(**training):
 
 
 def train_digits(out, *, config=None, stop=None, steps=None, **options):
-    """Train on the digits; ended after step ``stop``, as by a kill; ``steps`` gets the steps taken."""
+    """Train on the digits; ended after step ``stop``, as by a kill; ``steps`` gets the steps
+    taken.
+    """
 
     def progress(step, *_):
         if steps is not None:
