@@ -179,7 +179,7 @@ def whole_numbers(ids: Any, source_name: str) -> NDArray[np.int64]:
 def read_ids(path: str | os.PathLike[str], source_name: str = "ids") -> NDArray[np.int64]:
     """Read ids int64 [n]: a ``.npy`` file, or text with one per line, where ``#`` starts a comment.
 
-    ``what`` names the option in errors.
+    ``source_name`` names the option in errors.
     """
     path = local_path(path)
     with errors_of(source_name):

@@ -66,9 +66,7 @@ class Dataset(Annotations, ABC):
         """Return the items at ``rows`` (a slice or an array of row numbers), in that order."""
 
     def having(self, subject: str, *content: str | bytes, **changes: Any) -> Self:
-        """Return a copy with ``changes``; the fingerprint covers ``what`` they are and
-        ``content``.
-        """
+        """Return a copy with ``changes``; the fingerprint covers ``subject`` and ``content``."""
         mark = fingerprint(self.fingerprint, subject, *content)
         return replace(self, fingerprint=mark, content=None, **changes)
 
@@ -310,7 +308,7 @@ def images(
 ) -> ImageDataset:
     """Make a data set of N images: files, ``pieces`` of archives, or what ``fetch`` returns.
 
-    A column ``name`` of ``known`` replaces ``names``, which are only for messages with ``fetch``.
+    A column ``name`` of ``annotations`` replaces ``names``, which only messages show with ``fetch``.
     The fingerprint covers ``kind`` (the source), names, sizes, labels, ids and contents
     (:func:`sampled_content`), not times: a copy elsewhere has the same.
     """

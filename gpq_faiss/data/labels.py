@@ -53,7 +53,7 @@ def plain_text(value: Any) -> str:
 
 @contextlib.contextmanager
 def errors_of(source: str) -> Iterator[None]:
-    """Put ``where``, if it is not empty, before the message of a DataError."""
+    """Put ``source``, if it is not empty, before the message of a DataError."""
     try:
         yield
     except DataError as error:
@@ -394,7 +394,7 @@ def _labels(values: Any, class_names: Sequence[str] | None) -> Labels:
 
 
 def labels_note(source: str, labels: Labels | None, method: str) -> str:
-    """Return the line of the log on the labels of a source, and ``how`` they were matched."""
+    """Return the line of the log on the labels of a source, matched by ``method``."""
     if labels is None:
         return "no labels"
     return (

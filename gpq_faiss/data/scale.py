@@ -30,9 +30,7 @@ def scale_of(x: NDArray[Any]) -> dict[str, float]:
 
 
 def typical_scale(dataset: Dataset, sample: int = 1000) -> dict[str, float]:
-    """Return the scale of about ``most`` vectors, in eight evenly spaced blocks; of images
-    nothing.
-    """
+    """Return the scale of about ``sample`` vectors, in eight evenly spaced blocks; of images {}."""
     if not isinstance(dataset, FeatureDataset):
         return {}
     starts = np.linspace(0, max(0, len(dataset) - sample // 8), num=8).astype(np.int64)
@@ -43,7 +41,7 @@ def typical_scale(dataset: Dataset, sample: int = 1000) -> dict[str, float]:
 def scale_warning(
     expected: Mapping[str, float], measured: Mapping[str, float], n: int
 ) -> str | None:
-    """Return a warning if ``n`` vectors of scale ``found`` are not at the ``known`` scale."""
+    """Return a warning if ``n`` vectors are not ``measured`` at the ``expected`` scale."""
     if not expected or not measured:
         return None
     least, largest = ("least_norm", "largest_norm") if n < _FEW else ("norm", "norm")

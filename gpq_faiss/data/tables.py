@@ -263,7 +263,7 @@ class Table:
     ) -> tuple[Matrix, list[str]]:
         """Return the vectors, and notes on their columns.
 
-        They are the ``wanted`` columns (patterns such as ``f*`` match), a column of lists, or
+        They are the ``requested`` columns (patterns such as ``f*`` match), a column of lists, or
         columns of numbers that are numbered (``f0``, ``f1`` ...) or the only ones.
 
         Raises DataError: it is unclear which columns they are, or they do not hold numbers.
@@ -309,7 +309,7 @@ class Table:
         return self.matrix(chosen), [note] if len(self.kinds) > 1 else []
 
     def image_column(self, requested: str | None) -> str | None:
-        """Return the column of paths of images, if there is one: ``wanted``, or by usual names."""
+        """Return the column of paths of images, if there is one: ``requested``, or by usual names."""
         if requested is not None:
             return self.check(requested, "--read image_column")
         texts = [name for name, kind in self.kinds.items() if kind == "text"]

@@ -97,8 +97,8 @@ class Alternating(Baseline):
         raise NotImplementedError
 
     def refit(self, positions: Tensor, x: Floats) -> Floats:
-        """New codewords for vectors ``x`` float32 [n, width] of the labelled items ``at`` int64
-        [n]."""
+        """Return new codewords for vectors ``x`` float32 [n, width] of the labelled items at
+        ``positions`` int64 [n]."""
         raise NotImplementedError
 
     def vectors(self, raw: Tensor) -> Tensor:

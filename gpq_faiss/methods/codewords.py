@@ -151,7 +151,7 @@ def weights_of_parts(
     deviation of their scores.
 
     Args:
-        found: the class codebooks.
+        class_codebooks: the class codebooks.
         feature_codewords: float [L, K, E], L may be 0.
         posterior, tempered: float [n, C], of unlabelled items.
         residual: float [n, E], of the same items.

@@ -94,7 +94,7 @@ def propagate_labels(
 
     Args:
         vectors: rows -> float32 [n, width], centred, of the readable ones, and which these are.
-        labelled, others: int64 ascending, the labelled and the unlabelled items.
+        labelled, unlabelled: int64 ascending, the labelled and the unlabelled items.
         y: float32 [L, C], 0/1, labels of the first, at least one each.
         labels_per_class: the weight of pseudo-labels is that of so many labels per class.
         accuracy: of a linear model on unseen items.
