@@ -308,7 +308,8 @@ def images(
 ) -> ImageDataset:
     """Make a data set of N images: files, ``pieces`` of archives, or what ``fetch`` returns.
 
-    A column ``name`` of ``annotations`` replaces ``names``, which only messages show with ``fetch``.
+    A column ``name`` of ``annotations`` replaces ``names``: with ``fetch`` only
+    messages show these.
     The fingerprint covers ``kind`` (the source), names, sizes, labels, ids and contents
     (:func:`sampled_content`), not times: a copy elsewhere has the same.
     """

@@ -239,7 +239,9 @@ def open_listed(path: str, o: Options = PLAIN, *, form: str) -> Dataset:
 
 
 def read_lines(path: Path, message: str) -> list[tuple[int, str]]:
-    """Return the non-blank lines of a text with their numbers from 1; ``message`` names its content.
+    """Return the non-blank lines of a text with their numbers from 1.
+
+    ``message`` names its content in errors.
 
     Raises DataError: missing, empty or not text.
     """

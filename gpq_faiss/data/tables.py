@@ -309,7 +309,7 @@ class Table:
         return self.matrix(chosen), [note] if len(self.kinds) > 1 else []
 
     def image_column(self, requested: str | None) -> str | None:
-        """Return the column of paths of images, if there is one: ``requested``, or by usual names."""
+        """Return the column of paths of images, if any: ``requested``, or by usual names."""
         if requested is not None:
             return self.check(requested, "--read image_column")
         texts = [name for name, kind in self.kinds.items() if kind == "text"]

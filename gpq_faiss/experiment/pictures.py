@@ -162,8 +162,7 @@ def _runs_with(experiment: Experiment, *names: str) -> list[Run]:
     if not complete:
         raise DataError(
             f"{experiment.folder}: no run of {bits} bits, seed {seed}, keeps {names[0]}: run it "
-            "again, "
-            "for vectors with vectors = 2000 in the grid"
+            "again, for vectors with vectors = 2000 in the grid"
         )
     return complete
 

@@ -160,8 +160,7 @@ def run_experiment(
         except BrokenProcessPool:
             raise DataError(
                 f"{folder}: a process was killed (out of memory?): run the same command again, "
-                "with "
-                "fewer --jobs"
+                "with fewer --jobs"
             ) from None
     return summary
 

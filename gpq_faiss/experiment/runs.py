@@ -137,8 +137,7 @@ def read_run(path: str | Path, names: Collection[str] = MEASURES) -> Run:
         wrong = "settings"
     raise DataError(
         f"{path} is not {CONTENT} of this version, or damaged ({wrong!r} is missing or wrong): "
-        "delete "
-        "it and run it again"
+        "delete it and run it again"
     )
 
 
@@ -188,8 +187,7 @@ def read_description(folder: str | Path) -> Description:
         wrong = str(error.errors()[0]["loc"][0])
         raise DataError(
             f"{path} is damaged or of another version ({wrong!r} is missing or wrong): choose "
-            "another "
-            "folder"
+            "another folder"
         ) from None
 
 
@@ -230,8 +228,7 @@ def begin(
         if earlier.data["fingerprint"] != dataset.fingerprint:
             raise MismatchError(
                 f"{folder} holds runs on {earlier.data['name']}, and these data differ: choose "
-                "another "
-                "--out"
+                "another --out"
             )
         # Variations that are no longer in the grid are not expected.
         planned = {k: v for k, v in earlier.planned.items() if v[0] in description.variations}
