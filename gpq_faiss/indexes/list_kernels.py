@@ -241,9 +241,9 @@ def _is_better(score: Number, item: Number, other_score: Number, other_item: Num
 
 
 @inner
-def _replace_worst(scores: Floats, ids: Ids, n: Number, score: Number, item: Number) -> None:
-    """Put a result in place of the first of n, which are a heap, the worst of them first."""
-    i, child = np.int64(0), np.int64(1)
+def _sift(scores: Floats, ids: Ids, i: Number, n: Number, score: Number, item: Number) -> None:
+    """Put a result in place of result i of a heap of n, and move it down to where it belongs."""
+    child = 2 * i + 1
     while child < n:
         right = child + 1
         if right < n and _is_better(scores[child], ids[child], scores[right], ids[right]):
@@ -256,20 +256,24 @@ def _replace_worst(scores: Floats, ids: Ids, n: Number, score: Number, item: Num
 
 
 @inner
-def _fill_heap(queries: Queries, g: Number) -> None:
-    """Fill the results of a query with missing ones, which are worse than all others."""
-    queries.counts[g] = queries.scores.shape[1]
-    for i in range(queries.counts[g]):
-        queries.scores[g, i], queries.ids[g, i] = -np.inf, -1
+def _make_heap(scores: Floats, ids: Ids) -> None:
+    """Reorder results to a heap, of which the worst result is the first."""
+    for i in range(len(scores) // 2 - 1, -1, -1):
+        _sift(scores, ids, np.int64(i), len(scores), scores[i], ids[i])
 
 
 @inner
 def _finish(queries: Queries, g: Number, D: Floats, ids: Ids) -> None:
-    """Move the results of a query to float32 and int64 [k], best first."""
+    """Move the results of a query to float32 and int64 [k], best first, -inf and -1 if missing."""
+    heap_scores, heap_ids, n = queries.scores[g], queries.ids[g], queries.counts[g]
+    for i in range(n, len(D)):
+        heap_scores[i], heap_ids[i] = -np.inf, -1
+    if n < len(D):
+        _make_heap(heap_scores, heap_ids)
     for last in range(len(D) - 1, -1, -1):
-        D[last], ids[last] = queries.scores[g, 0], queries.ids[g, 0]
-        score, item = queries.scores[g, last], queries.ids[g, last]
-        _replace_worst(queries.scores[g], queries.ids[g], last, score, item)
+        D[last], ids[last] = heap_scores[0], heap_ids[0]
+        score, item = heap_scores[last], heap_ids[last]
+        _sift(heap_scores, heap_ids, np.int64(0), last, score, item)
 
 
 @inner
@@ -287,8 +291,10 @@ def _enter(lists: Lists, queries: Queries, g: Number, row: Number, score: Number
         if n < room:
             scores[n], ids[n] = score, item
             n += 1
+            if n == room:
+                _make_heap(scores, ids)
         elif _is_better(score, item, scores[0], ids[0]):
-            _replace_worst(scores, ids, room, score, item)
+            _sift(scores, ids, np.int64(0), room, score, item)
         else:
             break  # the other members of this row have larger ids
     queries.counts[g] = n
@@ -543,7 +549,6 @@ def search(
             status[q] = NOT_FINITE
             remaining += 1
             continue
-        _fill_heap(queries, _ONLY)
         opened = _best_sublist(lists, queries, list_scores)
         if len(lists.mask) == 0 and lists.codebooks.shape[2] <= 16:
             queries.thresholds[_ONLY] = _first_threshold(lists, queries, _ONLY, opened)
@@ -587,7 +592,6 @@ def search_together(lists: Lists, xq: Floats, D: Floats, ids: Ids) -> Number:
         size = min(_GROUP, len(xq) - begin)
         for g in range(size):
             _begin(lists, queries, g, xq[begin + g], D[begin + g, 0])
-            _fill_heap(queries, g)
             _quantise_to_threshold(queries, g)
         for number in range(len(lists.names)):
             start, end = lists.ends[number], lists.ends[number + 1]
