@@ -47,7 +47,6 @@ _EPS = float(np.finfo(np.float32).eps)
 _ONLY = np.int64(0)  # index of the query in a group of one
 _SMALLEST_SPAN = np.float32(2.0**-90)
 _FINER = np.float32(0.97)  # a LUT is quantised again if that shrinks its span by this factor
-_STRIDE = np.int64(8)  # number of blocks with equal columns that are skipped at once
 _GROUP = np.int64(32)  # number of queries that scan the same rows one after the other
 _CHUNK = np.int64(128 * BLOCK)  # number of rows that they scan in turn; these fit in a cache
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)  # all codes of a block
@@ -308,41 +307,14 @@ def _enter(lists: Lists, queries: Queries, g: Number, row: Number, score: Number
 
 @inner
 def _distance(
-    blocks: Codes, block: Number, lane: Number, quantised: Codes, first: Number, last: Number
+    blocks: Codes, block: Number, lane: Number, quantised: Codes, columns: Number
 ) -> Number:
-    """Return the quantised distance of a code's columns ``first:last``, at most 255."""
+    """Return the quantised distance of a code's first columns, at most 255."""
     total = np.int64(0)
-    for t in range(first, last):
+    for t in range(columns):
         pair = blocks[block, t, lane]
         total += np.int64(quantised[2 * t, pair & 15]) + np.int64(quantised[2 * t + 1, pair >> 4])
     return min(total, np.int64(255))
-
-
-@inner
-def _next_block(
-    blocks: Codes, block: Number, end: Number, quantised: Codes, base: Number, first: Number
-) -> tuple[Number, Number]:
-    """Return the next block before ``end`` with codes that may be results, and their bits.
-
-    All codes are equal in the columns before ``first``, and ``base`` is their distance there. The
-    bits are 0 if there is no such block.
-    """
-    early, passed = min(max(np.int64(2), first + 1), blocks.shape[1]), np.uint64(0)
-    while block < end:
-        passed = scan_block(blocks, block, quantised, np.uint8(base), first, early)
-        if passed != 0:
-            break
-        block += 1
-        # Codes are sorted, so a column is constant between two codes that are equal in it.
-        while (
-            first > 0
-            and block % _STRIDE == 0
-            and block + _STRIDE < end
-            and blocks[block, first, 0] == blocks[block + _STRIDE - 1, first, BLOCK - 1]
-            and base + _distance(blocks, block, np.int64(0), quantised, first, first + 1) > 254
-        ):
-            block += _STRIDE
-    return block, passed
 
 
 @inner
@@ -381,15 +353,16 @@ def _scan(lists: Lists, queries: Queries, g: Number, first: Number, last: Number
     """Score the codes of rows ``first:last``, of one sub-list, that may reach the threshold."""
     blocks, lut, quantised = lists.blocks, queries.luts[g], queries.quantised[g]
     paired, common = lut.shape[1] <= 16, lists.prefix // 2  # columns that are equal in the sub-list
-    block, end = first // BLOCK, (last + BLOCK - 1) // BLOCK
-    base = _distance(blocks, block, first % BLOCK, quantised, np.int64(0), common)
-    threshold = queries.thresholds[g]
+    early = min(max(np.int64(2), common + 1), blocks.shape[1])
+    base = _distance(blocks, first // BLOCK, first % BLOCK, quantised, common)
+    threshold, block, end = queries.thresholds[g], first // BLOCK, (last + BLOCK - 1) // BLOCK
     while block < end:
         passed = _ALL
         if paired:
-            block, passed = _next_block(blocks, block, end, quantised, base, common)
-            if passed == 0:
-                break
+            passed = scan_block(blocks, block, quantised, np.uint8(base), common, early)
+            while passed == 0 and block + 1 < end:
+                block += 1
+                passed = scan_block(blocks, block, quantised, np.uint8(base), common, early)
         start = block * BLOCK
         if start < first:
             passed &= _ALL << np.uint64(first - start)
@@ -403,7 +376,7 @@ def _scan(lists: Lists, queries: Queries, g: Number, first: Number, last: Number
                 threshold = _enter(lists, queries, g, np.uint64(start) + lane, score)
         if paired and max(queries.limits[g] - threshold, np.float32(0)) < _FINER * queries.spans[g]:
             _quantise_to_threshold(queries, g)
-            base = _distance(blocks, first // BLOCK, first % BLOCK, quantised, np.int64(0), common)
+            base = _distance(blocks, first // BLOCK, first % BLOCK, quantised, common)
         block += 1
 
 
