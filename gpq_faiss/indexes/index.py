@@ -255,6 +255,11 @@ class Index(Closing):
         order = np.argsort(ids, kind="stable")
         return codes[order], ids[order]
 
+    @property
+    def ids(self) -> Ids:
+        """Ids of all items in ascending order, int64 [ntotal]."""
+        return np.sort(np.concatenate([ids for _, ids in self.blocks()]))
+
     def code_of(self, number: int) -> Codes | None:
         """Return the code of an item, uint8 [code_size]; None if no item has this id."""
         for segment in self.segments:
@@ -316,10 +321,7 @@ class Index(Closing):
         """
         if (self.fingerprint, self.metric_type) != (other.fingerprint, other.metric_type):
             raise MismatchError("indexes with different codebooks cannot be merged")
-        check_unique(
-            np.concatenate([ids for index in (self, other) for _, ids in index.blocks()]),
-            "merged indexes",
-        )
+        check_unique(np.concatenate([self.ids, other.ids]), "merged indexes")
         return self._with((*self.segments, *other.segments), None)
 
     def to_faiss(self, kind: str = "flat") -> Any:

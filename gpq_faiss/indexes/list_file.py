@@ -72,52 +72,52 @@ def write_lists(out: Path, sources: Sequence[RowSource], Z: Floats) -> int:
     ends, n = np.append(0, np.cumsum(sizes)), int(sizes.sum())
     prefix = choose_prefix(counts.reshape(16 ** levels_of(M, K), -1).sum(axis=1))
     row_counts, rows, codes_crc, ids_crc = np.zeros(16**prefix, np.int64), 0, 0, 0
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".tmp-") as folder:
 
-        def mapped(name: str, kind: Any, *shape: int) -> NDArray[Any]:
-            return np.memmap(Path(folder, name), kind, "w+", shape=shape)
+    def mapped(kind: Any, *shape: int) -> NDArray[Any]:
+        with tempfile.TemporaryFile(dir=out.parent) as file:
+            return np.memmap(file, kind, "w+", shape=shape)
 
-        columns = mapped("columns", np.uint8, n, width_of(M, K))
-        members = mapped("members", number_type(high, low), n)
-        starts = mapped("starts", number_type(n), n + 1)
-        with stage("placing rows", n, "row") as placing:
-            cursors = ends[:-1].copy()
-            for source in sources:
-                for codes, ids in source.blocks(_ROWS):
-                    _place(columns_of(codes, M, K), ids, columns, members, cursors)
-                    placing.advance(len(ids))
-        with stage("sorting rows", n, "row") as sorting:
-            for partition in np.flatnonzero(sizes).tolist():
-                span = slice(ends[partition], ends[partition + 1])
-                block, ids, first = sort_codes(
-                    np.asarray(columns[span]), members[span].astype(np.int64)
-                )
-                codes_crc = zlib.crc32(codes_of(block, M, K), codes_crc)
-                ids_crc = zlib.crc32(ids, ids_crc)
-                # Each distinct code is kept once, so later partitions are not overwritten.
-                distinct = block[first[:-1]]
-                columns[rows : rows + len(distinct)] = distinct
-                starts[rows : rows + len(distinct)] = first[:-1] + span.start
-                members[span] = ids
-                row_counts += np.bincount(first_words(distinct, prefix), minlength=16**prefix)
-                rows += len(distinct)
-                sorting.advance(len(ids))
-        starts[rows] = n
-        names, sublist_ends = sublists(row_counts, prefix)
-        arrays = {
-            "ends": sublist_ends,
-            "prefix": np.array([prefix]),
-            "crc": np.array([codes_crc ^ ids_crc]),
-            "codebooks": Z,
-            "starts": starts[: rows + 1] if rows < n else starts[:0],
-            "members": members,
-            "names": names,
-        }
-        with out.open("wb") as file, stage("writing lists", rows, "row") as writing:
-            _write(file, arrays, (-(-rows // BLOCK), columns.shape[1], BLOCK))
-            for start in range(0, rows, _ROWS):
-                blocks_of(columns[start : min(rows, start + _ROWS)]).tofile(file)
-                writing.advance(min(rows, start + _ROWS) - start)
+    columns = mapped(np.uint8, n, width_of(M, K))
+    members = mapped(number_type(high, low), n)
+    starts = mapped(number_type(n), n + 1)
+    with stage("placing rows", n, "row") as placing:
+        cursors = ends[:-1].copy()
+        for source in sources:
+            for codes, ids in source.blocks(_ROWS):
+                _place(columns_of(codes, M, K), ids, columns, members, cursors)
+                placing.advance(len(ids))
+    with stage("sorting rows", n, "row") as sorting:
+        for partition in np.flatnonzero(sizes).tolist():
+            span = slice(ends[partition], ends[partition + 1])
+            block, ids, first = sort_codes(
+                np.asarray(columns[span]), members[span].astype(np.int64)
+            )
+            codes_crc = zlib.crc32(codes_of(block, M, K), codes_crc)
+            ids_crc = zlib.crc32(ids, ids_crc)
+            # Each distinct code is kept once, so later partitions are not overwritten.
+            distinct = block[first[:-1]]
+            columns[rows : rows + len(distinct)] = distinct
+            starts[rows : rows + len(distinct)] = first[:-1] + span.start
+            members[span] = ids
+            row_counts += np.bincount(first_words(distinct, prefix), minlength=16**prefix)
+            rows += len(distinct)
+            sorting.advance(len(ids))
+    starts[rows] = n
+    names, sublist_ends = sublists(row_counts, prefix)
+    arrays = {
+        "ends": sublist_ends,
+        "prefix": np.array([prefix]),
+        "crc": np.array([codes_crc ^ ids_crc]),
+        "codebooks": Z,
+        "starts": starts[: rows + 1] if rows < n else starts[:0],
+        "members": members,
+        "names": names,
+    }
+    with out.open("wb") as file, stage("writing lists", rows, "row") as writing:
+        _write(file, arrays, (-(-rows // BLOCK), columns.shape[1], BLOCK))
+        for start in range(0, rows, _ROWS):
+            file.write(blocks_of(columns[start : min(rows, start + _ROWS)]).data)
+            writing.advance(min(rows, start + _ROWS) - start)
     return codes_crc ^ ids_crc
 
 
@@ -179,7 +179,7 @@ def _write(file: BinaryIO, arrays: Mapping[str, NDArray[Any]], blocks: tuple[int
     text += b" " * (-(8 + len(text)) % 64)
     file.write(len(text).to_bytes(8, "little") + text)
     for array in arrays.values():
-        array.tofile(file)
+        file.write(array.data)
 
 
 def open_lists(path: Path) -> tuple[InvertedLists, int]:
