@@ -1,9 +1,9 @@
 """Atomic writing: an output is the old one or the new one, never half of it.
 
-An output is made under a temporary name beside its place (``.tmp-RANDOM.NAME``), synced to disk,
-and renamed. A killed process leaves the temporary file. Two commands that write one output do not
-wait for each other: the last one wins. Only work that can be resumed is locked
-(:func:`unfinished`).
+An output is made under a temporary name beside its place (``.tmp-PROCESS-RANDOM.NAME``), synced to
+disk, and renamed. The next command with the same output removes what a killed process left. Two
+commands that write one output do not wait for each other: the last one wins. Only work that can be
+resumed is locked (:func:`unfinished`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import glob
 import hashlib
 import importlib
 import json
@@ -69,6 +70,7 @@ def check_output(path: str | Path, *, overwrite: bool, folder: bool = False) -> 
         raise UsageError(f"'{path}' cannot be written: give a name for the {kind}")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(path)
         if path.exists():
             if not path.is_dir() and not path.is_file():
                 raise DataError(f"cannot write {path}: it is a device or a pipe: name a file")
@@ -95,9 +97,10 @@ def atomic_path(path: str | Path, *, folder: bool = False) -> Iterator[Path]:
         DataError: writing fails (disk full, read-only, no permission); ``path`` is unchanged.
     """
     path = Path(path)
-    temporary = path.with_name(f".tmp-{secrets.token_hex(6)}.{path.name}")
+    temporary = path.with_name(f".tmp-{os.getpid()}-{secrets.token_hex(6)}.{path.name}")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(path)
         try:
             if folder:
                 temporary.mkdir()
@@ -109,9 +112,25 @@ def atomic_path(path: str | Path, *, folder: bool = False) -> Iterator[Path]:
             _replace(temporary, path)
             fsync(path.parent)
         finally:
-            if temporary.is_dir():
-                shutil.rmtree(temporary, ignore_errors=True)
-            temporary.unlink(missing_ok=True)
+            _remove(temporary)
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove temporary outputs for ``path`` of processes that have ended."""
+    for leftover in path.parent.glob(f".tmp-*-*.{glob.escape(path.name)}"):
+        with contextlib.suppress(ValueError, OverflowError, PermissionError):
+            try:
+                os.kill(int(leftover.name.split("-")[1]), 0)  # does the process exist?
+            except ProcessLookupError:
+                _remove(leftover)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or a folder, if it exists."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _replace(source: Path, target: Path) -> None:

@@ -1,9 +1,9 @@
 """Outputs are old or new, never half, whatever ends the process."""
 
 import os
-import shutil
 import stat
-import threading
+import subprocess
+import sys
 from pathlib import Path
 from unittest import mock
 
@@ -82,31 +82,6 @@ def test_last_of_two_writers_wins(tmp_path):
     assert names(tmp_path) == ["out"]
 
 
-def test_many_writers_end_with_one_whole_output(tmp_path):
-    out = tmp_path / "out"
-    writers = [threading.Thread(target=write_folder, args=(out, str(i))) for i in range(8)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    assert read(out) in map(str, range(8))
-    assert names(tmp_path) == ["out"]
-
-
-def test_temporary_file_that_is_taken_for_a_leftover_is_made_again(tmp_path, monkeypatch):
-    real, attempts = files._locked, []
-
-    def late(path):
-        attempts.append(path)
-        if len(attempts) == 1:
-            path.unlink()
-        return real(path)
-
-    monkeypatch.setattr(files, "_locked", late)
-    write_text(tmp_path / "out", "new")
-    assert (len(attempts), read(tmp_path / "out")) == (2, "new")
-
-
 def test_modes_are_those_of_new_files(tmp_path):
     (tmp_path / "plain").touch()
     write_text(tmp_path / "out", "")
@@ -142,14 +117,14 @@ def test_output_is_no_pipe(tmp_path):
         check_output(tmp_path / "out", overwrite=True)
 
 
-def test_leftovers_of_other_names_are_kept(tmp_path):
-    others = [".tmp-0123456789ab.another", ".tmp-short.out", "tmp-0123456789ab.out"]
-    for name in others:
+def test_only_leftovers_of_ended_processes_are_removed(tmp_path):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    kept = [f".tmp-{os.getpid()}-a.out", f".tmp-{ended.pid}-a.other", ".tmp-x-a.out"]
+    for name in (*kept, f".tmp-{ended.pid}-a.out"):
         (tmp_path / name).touch()
-    (tmp_path / ".tmp-0123456789ab.out").touch()
-    (tmp_path / ".tmp-0123456789ac.out").symlink_to(tmp_path / others[0])
     write_text(tmp_path / "out", "new")
-    assert names(tmp_path) == sorted([*others, "out", ".tmp-0123456789ac.out"])
+    assert names(tmp_path) == sorted([*kept, "out"])
 
 
 def test_link_is_replaced_and_not_followed(tmp_path):
@@ -192,7 +167,6 @@ def test_lock_of_a_killed_process_is_free(tmp_path):
     assert run_killed(work, tmp_path, 4)
     with unfinished(partial, tmp_path / "out", keep=()):
         pass
-    shutil.rmtree(partial, ignore_errors=True)
     assert names(tmp_path) == []
 
 
