@@ -134,8 +134,6 @@ def _with_items(index: Index, path: Path, crc: int | None = None) -> Index:
 
 def _with_changes(index: Index, path: Path) -> Index:
     """Apply the changes of an index that its file does not contain."""
-    if not changes_path(path).exists():
-        return index
     changes = read_changes(path, code_size(index.M, index.K), index.fingerprint)
     if changes is None:
         return index
