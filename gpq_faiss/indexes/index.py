@@ -235,11 +235,12 @@ class Index(Closing):
 
     def _filtered(self, allow: IdList | None, deny: IdList | None) -> tuple[InvertedLists, ...]:
         """Return the segments with the items that a search may return."""
-        if allow is None and deny is None:
-            return self.segments
         if allow is not None and deny is not None:
             raise UsageError("allow and deny exclude each other: give one list of ids")
-        ids = id_list(deny, "deny") if allow is None else id_list(allow, "allow")
+        listed = deny if allow is None else allow
+        if listed is None:
+            return self.segments
+        ids = id_list(listed, "deny" if allow is None else "allow")
         return tuple(segment.filtered(ids, deny=allow is None) for segment in self.segments)
 
     # Items --------------------------------------------------------------------------------------

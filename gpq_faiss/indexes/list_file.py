@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..codes.checks import Codes, Floats, Ids, check_unique
+from ..compiled import BLOCK
 from ..errors import DataError
 from ..inputs import check_memory, reading
 from ..progress import stage
-from .block_scan import BLOCK
 from .lists import (
     LEVELS,
     InvertedLists,
@@ -92,8 +92,8 @@ def write_lists(out: Path, sources: Sequence[RowSource], Z: Floats) -> int:
             block, ids, first = sort_codes(
                 np.asarray(columns[span]), members[span].astype(np.int64)
             )
-            codes_crc = zlib.crc32(codes_of(block, M, K), codes_crc)
-            ids_crc = zlib.crc32(ids, ids_crc)
+            codes_crc = zlib.crc32(codes_of(block, M, K).data, codes_crc)
+            ids_crc = zlib.crc32(ids.data, ids_crc)
             # Each distinct code is kept once, so later partitions are not overwritten.
             distinct = block[first[:-1]]
             columns[rows : rows + len(distinct)] = distinct

@@ -33,8 +33,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..codes.checks import Codes, Floats, Ids
-from ..compiled import compiled, inner
-from .block_scan import BLOCK, scan_block
+from ..compiled import BLOCK, compiled, inner
+from .block_scan import scan_block
 
 Number = Any
 """An int64, a uint64, a float32 or a Boolean."""

@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 
 from ..codes.bits import pack_codes, unpack_codes
 from ..codes.checks import Codes, Floats, Ids, named_rows
+from ..compiled import BLOCK
 from ..errors import DataError
 from . import list_kernels
-from .block_scan import BLOCK
 from .list_kernels import Lists
 
 LEVELS = 4
@@ -228,7 +228,7 @@ class InvertedLists:
         D, ids = np.empty((len(xq), k), np.float32), np.empty((len(xq), k), np.int64)
         status = np.empty(len(xq), np.uint8)
 
-        def run(*arrays: Any) -> int:
+        def run(*arrays: Any) -> Any:
             return list_kernels.search(lists, k, row_limit, *arrays)
 
         if any(_in_parallel(run, (xq, D, ids, status), threads)):
@@ -237,7 +237,7 @@ class InvertedLists:
             rows = np.flatnonzero(status)
             arrays = xq[rows], D[rows], ids[rows]
 
-            def together(*arrays: Any) -> int:
+            def together(*arrays: Any) -> Any:
                 return list_kernels.search_together(lists, *arrays)
 
             _in_parallel(together, arrays, threads)
@@ -329,7 +329,7 @@ class InvertedLists:
         """Return the CRC-32 of all codes, XOR that of all ids as int64, in the order of lists."""
         crc = 0, 0
         for codes, ids in self.blocks(_STEP):
-            crc = zlib.crc32(codes, crc[0]), zlib.crc32(ids, crc[1])
+            crc = zlib.crc32(codes.data, crc[0]), zlib.crc32(ids.data, crc[1])
         return crc[0] ^ crc[1]
 
 

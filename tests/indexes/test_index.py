@@ -23,12 +23,10 @@ from index_factory import (
 )
 
 from gpq_faiss import Index, open_index
-from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.codes.encode import decode
 from gpq_faiss.errors import DataError, MismatchError, UsageError
 from gpq_faiss.faissio.files import write_index
 from gpq_faiss.indexes.list_file import write_lists
-from gpq_faiss.indexes.lists import InvertedLists
 from gpq_faiss.store.changes import Change
 
 
@@ -157,21 +155,10 @@ def test_changes_equal_a_new_index(made, steps, seed):
     assert same(index.search(made.xq, k), padded_best(made.xq, codes, made.Z, k, ids))
     assert same(index.items_by_id(), (codes[np.argsort(ids)], np.sort(ids)))
     assert index.ids.tolist() == sorted(by_id)
-    for number in (*by_id, 10**12):
-        assert (index.code_of(number) is None) == (number not in by_id)
+    for number in by_id:
+        assert np.array_equal(index.reconstruct(number), decode(by_id[number][None], made.Z)[0])
+    assert index.code_of(10**12) is None
     assert len(index.segments) < 9
-
-
-@settings(max_examples=40)
-@given(made=items())
-def test_reconstruct_is_the_codewords(made):
-    index = by_parts(made)
-    for row, number in enumerate(made.ids[:20].tolist()):
-        assert np.array_equal(index.code_of(number), made.codes[row])
-        vector = decode(made.codes[row : row + 1], made.Z)[0]
-        assert np.array_equal(index.reconstruct(number), vector)
-    with pytest.raises(DataError, match="no item has the id 1000000"):
-        index.reconstruct(1_000_000)
 
 
 def test_indexes_share_nothing_that_changes():
@@ -196,33 +183,16 @@ def l2_index(bits, n=400, M=4, d=16):
 
 @pytest.mark.parametrize("bits", [4, 5, 6, 7, 8])
 def test_l2_equals_brute_force_and_faiss(bits):
-    plain = l2_index(bits)
-    index, xq = open_index(plain), queries(5, 16)
+    plain, xq = l2_index(bits), queries(5, 16)
+    index = open_index(plain)
     decoded = plain.reconstruct_n(0, plain.ntotal)
     exact = np.square(xq[:, None].astype(np.float64) - decoded[None]).sum(axis=2)
     D, ids = index.search(xq, 400)
-    assert (index.metric_type, index.d) == (faiss.METRIC_L2, 16)
-    assert np.allclose(D, np.sort(exact, axis=1), atol=1e-4)
     assert np.allclose(np.take_along_axis(exact, ids, axis=1), D, atol=1e-4)
     assert np.allclose(plain.search(xq, 400)[0], D, atol=1e-4)
-    assert (np.sort(ids, axis=1) == np.arange(400)).all()
-
-
-def test_l2_range_is_of_distances():
-    plain, xq = l2_index(4), queries(5, 16)
-    index = open_index(plain)
-    D, ids = index.search(xq, 400)
     lims, distances, range_ids = index.range_search(xq, 20.0)
     assert np.array_equal(np.diff(lims), (D <= 20.0).sum(axis=1))
-    assert np.array_equal(distances, D[D <= 20.0])
-    assert np.array_equal(range_ids, ids[D <= 20.0])
-
-
-def test_l2_filter_pads_with_infinite_distances():
-    D, ids = open_index(l2_index(4)).search(queries(2, 16), 3, allow=[5])
-    assert ids[:, 1:].tolist() == [[-1, -1]] * 2
-    assert np.isposinf(D[:, 1:]).all()
-    assert np.isfinite(D[:, 0]).all()
+    assert same((distances, range_ids), (D[D <= 20.0], ids[D <= 20.0]))
 
 
 def test_l2_index_is_not_written():
@@ -281,23 +251,10 @@ def test_unfit_options_are_refused(options, error, message):
         INDEX.search(XQ, 5, **options)
 
 
-@pytest.mark.parametrize(
-    "ids", [{3, 5}, range(3, 6), np.array([3, 5], np.uint8), frozenset({3, 5, 10**15})]
-)
-def test_lists_of_ids_have_any_form(ids):
-    expected = INDEX.search(XQ, 5, allow=[int(i) for i in ids])
-    assert same(INDEX.search(XQ, 5, allow=ids), expected)
-
-
 @pytest.mark.parametrize("min_score", [math.nan, None, "1", True])
 def test_unfit_minimum_score_is_refused(min_score):
     with pytest.raises(UsageError, match="needs a number as its minimum score"):
         INDEX.range_search(XQ, min_score)
-
-
-def test_infinite_minimum_scores_are_everything_and_nothing():
-    assert len(INDEX.range_search(XQ, -math.inf)[2]) == 20 * 300
-    assert len(INDEX.range_search(XQ, 1e300)[2]) == 0
 
 
 def test_range_search_has_a_limit():
@@ -323,11 +280,6 @@ def test_unfit_items_are_refused(codes, ids, message):
         Index.build(codes, books(5) if "bits" in message else Z, ids)
 
 
-def test_too_many_codebooks_are_refused():
-    with pytest.raises(UsageError, match="257 codebooks: at most 256"):
-        Index.build(random_codes(3, 257, 4), books(257, 4))
-
-
 def test_merging_refuses_other_codebooks_and_equal_ids():
     with pytest.raises(MismatchError, match="different codebooks cannot be merged"):
         INDEX.merge(Index.build(CODES, books(6, seed=1)))
@@ -340,10 +292,3 @@ def test_removing_everything_leaves_nothing_to_search():
     assert (empty.ntotal, empty.ids.tolist()) == (0, [])
     with pytest.raises(UsageError, match="an index of 0 items"):
         empty.search(XQ, 1)
-
-
-def test_lists_are_in_the_order_of_codes_and_ids():
-    lists = InvertedLists.build(CODES, random_ids(300), Z)
-    words = unpack_codes(lists.codes(), 6, 16)
-    order = np.lexsort((lists.arrays.members, *words.T[::-1]))
-    assert np.array_equal(order, np.arange(300))

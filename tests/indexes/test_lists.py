@@ -152,13 +152,6 @@ def test_sorted_codes_are_recognised(seed, M, n):
     assert all(np.array_equal(array, other) for array, other in pairs)
 
 
-def test_positions_are_those_of_the_members():
-    ids = np.random.default_rng(0).permutation(5000)[:1000] * 10**7 - 3
-    index = InvertedLists.build(random_codes(1000, 6), ids, books(6))
-    assert np.array_equal(index.arrays.members[index.positions(ids)], ids)
-    assert index.positions(np.array([5, -1, 2**62])).tolist() == [-1] * 3
-
-
 # Files --------------------------------------------------------------------------------------------
 
 
@@ -179,11 +172,6 @@ def test_safetensors_reads_the_file(tmp_path):
             array = getattr(built.arrays, name)
             assert same([file.get_tensor(name)], [array])
             assert array.flags.aligned
-
-
-def test_no_temporary_file_is_left(tmp_path):
-    written(tmp_path / "i.lists")
-    assert os.listdir(tmp_path) == ["i.lists"]
 
 
 @pytest.mark.parametrize(("item", "message"), [(-1, "id -1"), (7, "id 7 occurs more than once")])

@@ -166,11 +166,6 @@ def test_damaged_file_is_one_line(tmp_path, damage):
         items.lookup(np.array([3, 5]))
 
 
-def test_missing_file_is_one_line(tmp_path):
-    with pytest.raises(DataError, match="items not found: the names and labels of an index"):
-        Items(tmp_path / "items")
-
-
 def test_invalid_utf8_of_names_is_escaped():
     assert as_texts([b"caf\xe9.jpg".decode("utf-8", "surrogateescape")]).tolist() == [
         "caf\\xe9.jpg"
