@@ -60,10 +60,6 @@ def test_the_last_change_of_each_id_is_read(written):
         assert read(index)[1:] == (len(written), expected)
 
 
-def test_an_index_without_changes_has_none(index):
-    assert read(index) is None
-
-
 def test_identity_and_numbers_survive_a_restart(index):
     write(index, {1: ADD})
     first = read(index)
