@@ -111,11 +111,11 @@ def test_output_is_no_pipe(tmp_path):
 def test_only_leftovers_of_ended_processes_are_removed(tmp_path):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    kept = [f".tmp-{os.getpid()}-a.out", f".tmp-{ended.pid}-a.other", ".tmp-x-a.out"]
-    for name in (*kept, f".tmp-{ended.pid}-a.out"):
+    other_names = [f".tmp-{os.getpid()}-a.out", f".tmp-{ended.pid}-a.other", ".tmp-x-a.out"]
+    for name in (*other_names, f".tmp-{ended.pid}-a.out"):
         (tmp_path / name).touch()
     write_text(tmp_path / "out", "new")
-    assert names(tmp_path) == sorted([*kept, "out"])
+    assert names(tmp_path) == sorted([*other_names, "out"])
 
 
 # Unfinished work ----------------------------------------------------------------------------------

@@ -313,17 +313,17 @@ class Index(Closing):
         segments = tuple(segment.filtered(removed, deny=True) for segment in self.segments)
         return self._with(segments, self.items)
 
-    def merge(self, other: Index) -> Self:
+    def merge(self, index: Index) -> Self:
         """Return an index with the items of both.
 
         Raises:
             MismatchError: their codebooks or metrics differ.
             DataError: an id is in both.
         """
-        if (self.fingerprint, self.metric_type) != (other.fingerprint, other.metric_type):
+        if (self.fingerprint, self.metric_type) != (index.fingerprint, index.metric_type):
             raise MismatchError("indexes with different codebooks cannot be merged")
-        check_unique(np.concatenate([self.ids, other.ids]), "merged indexes")
-        return self._with((*self.segments, *other.segments), None)
+        check_unique(np.concatenate([self.ids, index.ids]), "merged indexes")
+        return self._with((*self.segments, *index.segments), None)
 
     def to_faiss(self, kind: str = "flat") -> Any:
         """Return a plain Faiss index of the items (:data:`..faissio.convert.KINDS`).

@@ -51,14 +51,14 @@ def test_codes_are_the_brute_force_argmax_cosine(M, K):
 @given(
     seed=st.integers(0, 999),
     scale=st.floats(-37, 37),
-    each=st.booleans(),
+    separate=st.booleans(),
     K=st.sampled_from([4, 16]),
 )
-def test_lengths_of_sub_vectors_change_no_code(seed, scale, each, K):
+def test_lengths_of_sub_vectors_change_no_code(seed, scale, separate, K):
     """|x|^2 + 1 - 2 x.z alone would lose x.z of long vectors, and all but the 1 of short ones."""
     rng = np.random.default_rng(seed)
     Z, x = books(3, K, 12, seed), vectors(12, 3, seed=seed)
-    factor = 10.0 ** (rng.uniform(min(0, scale), max(0, scale), (12, 3, 1)) if each else scale)
+    factor = 10.0 ** (rng.uniform(min(0, scale), max(0, scale), (12, 3, 1)) if separate else scale)
     scaled = (x.reshape(-1, 3, 12).astype(np.float64) * factor).reshape(x.shape).astype(np.float32)
     truth = cosines(x, Z)
     mask = clear(truth, 1e-4)

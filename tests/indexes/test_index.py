@@ -52,11 +52,11 @@ def items(draw, smallest=1, largest=300):
     return Items(codes, books(M, K, 4, seed), ids, queries(3, M * 4, seed))
 
 
-def by_parts(made):
+def by_parts(case):
     """Half of the items, then the others as a change."""
-    half = (len(made.ids) + 1) // 2
-    index = Index.build(made.codes[:half], made.Z, made.ids[:half])
-    return index.apply(changes_of(made.ids[half:], made.codes[half:]))
+    half = (len(case.ids) + 1) // 2
+    index = Index.build(case.codes[:half], case.Z, case.ids[:half])
+    return index.apply(changes_of(case.ids[half:], case.codes[half:]))
 
 
 def changes_of(ids, codes):
@@ -64,43 +64,43 @@ def changes_of(ids, codes):
     return {i: Change(1, bytes(code), None, None) for i, code in zip(numbers, codes, strict=True)}
 
 
-def in_lists(folder, made):
-    write_lists(folder / "x.lists", [Index.build(made.codes, made.Z, made.ids)], made.Z)
+def in_lists(folder, case):
+    write_lists(folder / "x.lists", [Index.build(case.codes, case.Z, case.ids)], case.Z)
     return open_index(folder / "x.lists")
 
 
-def in_faiss(folder, made):
-    index = Index.build(made.codes, made.Z, made.ids)
+def in_faiss(folder, case):
+    index = Index.build(case.codes, case.Z, case.ids)
     return open_index(write_index(index.to_faiss(), folder / "x.faiss"))
 
 
-def merged(_, made):
-    half = (len(made.ids) + 1) // 2
-    index = Index.build(made.codes[:half], made.Z, made.ids[:half])
-    if half == len(made.ids):
+def merged(_, case):
+    half = (len(case.ids) + 1) // 2
+    index = Index.build(case.codes[:half], case.Z, case.ids[:half])
+    if half == len(case.ids):
         return index
-    return index.merge(Index.build(made.codes[half:], made.Z, made.ids[half:]))
+    return index.merge(Index.build(case.codes[half:], case.Z, case.ids[half:]))
 
 
-def without_some(_, made):
+def without_some(_, case):
     """Built with more items than there are in the end."""
-    extra = np.setdiff1d(np.arange(900, 900 + len(made.ids)), made.ids)
-    codes = np.concatenate([made.codes, made.codes[: len(extra)]])
-    index = Index.build(codes, made.Z, np.concatenate([made.ids, extra]))
+    extra = np.setdiff1d(np.arange(900, 900 + len(case.ids)), case.ids)
+    codes = np.concatenate([case.codes, case.codes[: len(extra)]])
+    index = Index.build(codes, case.Z, np.concatenate([case.ids, extra]))
     return index.remove_ids(extra)
 
 
 WAYS = {
-    "built": lambda _, made: Index.build(made.codes, made.Z, made.ids),
-    "Faiss object": lambda _, made: open_index(
-        Index.build(made.codes, made.Z, made.ids).to_faiss()
+    "built": lambda _, case: Index.build(case.codes, case.Z, case.ids),
+    "Faiss object": lambda _, case: open_index(
+        Index.build(case.codes, case.Z, case.ids).to_faiss()
     ),
     "index.faiss": in_faiss,
     "index.lists": in_lists,
-    "codes.h5": lambda folder, made: open_index(
-        make_rows(folder / "codes.h5", made.codes, made.ids, made.Z)
+    "codes.h5": lambda folder, case: open_index(
+        make_rows(folder / "codes.h5", case.codes, case.ids, case.Z)
     ),
-    "changed": lambda _, made: by_parts(made),
+    "changed": lambda _, case: by_parts(case),
     "merged": merged,
     "removed": without_some,
 }
@@ -108,40 +108,40 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 @settings(max_examples=30)
-@given(made=items(), share=st.floats(0, 1), k_share=st.floats(0, 1), deny=st.booleans())
-def test_index_equals_brute_force(way, made, share, k_share, deny):
-    n = len(made.ids)
+@given(case=items(), share=st.floats(0, 1), k_share=st.floats(0, 1), deny=st.booleans())
+def test_index_equals_brute_force(way, case, share, k_share, deny):
+    n = len(case.ids)
     k = max(1, int(k_share * n))
-    with tempfile.TemporaryDirectory() as folder, WAYS[way](Path(folder), made) as index:
-        assert (index.ntotal, index.d) == (n, made.xq.shape[1])
-        assert same(index.search(made.xq, k), padded_best(made.xq, made.codes, made.Z, k, made.ids))
+    with tempfile.TemporaryDirectory() as folder, WAYS[way](Path(folder), case) as index:
+        assert (index.ntotal, index.d) == (n, case.xq.shape[1])
+        assert same(index.search(case.xq, k), padded_best(case.xq, case.codes, case.Z, k, case.ids))
         mask = np.random.default_rng(n).random(n) < share
-        listed = [*made.ids[~mask if deny else mask].tolist(), 10**12]
+        listed = [*case.ids[~mask if deny else mask].tolist(), 10**12]
         options = {"deny" if deny else "allow": listed}
-        passing = made.codes[mask], made.Z, made.ids[mask]
-        expected = padded_best(made.xq, *passing[:2], k, passing[2])
-        assert same(index.search(made.xq, k, threads=2, **options), expected)
-        min_score = float(np.median(index.search(made.xq, n)[0]))
-        expected = within(made.xq, *passing[:2], min_score, passing[2])
-        assert same(index.range_search(made.xq, min_score, **options), expected)
+        passing = case.codes[mask], case.Z, case.ids[mask]
+        expected = padded_best(case.xq, *passing[:2], k, passing[2])
+        assert same(index.search(case.xq, k, threads=2, **options), expected)
+        min_score = float(np.median(index.search(case.xq, n)[0]))
+        expected = within(case.xq, *passing[:2], min_score, passing[2])
+        assert same(index.range_search(case.xq, min_score, **options), expected)
 
 
 @settings(max_examples=40)
 @given(
-    made=items(10, 120),
+    case=items(10, 120),
     steps=st.lists(st.lists(st.integers(0, 130), max_size=20, unique=True), max_size=6),
     seed=st.integers(0, 9),
 )
-def test_changes_equal_a_new_index(made, steps, seed):
+def test_changes_equal_a_new_index(case, steps, seed):
     index, by_id, rng = (
-        Index.build(made.codes, made.Z, made.ids),
-        made.by_id,
+        Index.build(case.codes, case.Z, case.ids),
+        case.by_id,
         np.random.default_rng(seed),
     )
     for changed in steps:
         changes = {}
         for number in changed:
-            code = made.codes[rng.integers(len(made.codes))] if rng.random() < 0.6 else None
+            code = case.codes[rng.integers(len(case.codes))] if rng.random() < 0.6 else None
             changes[number] = Change(1, None if code is None else bytes(code), None, None)
             by_id.pop(number, None)
             by_id |= {} if code is None else {number: code}
@@ -152,11 +152,11 @@ def test_changes_equal_a_new_index(made, steps, seed):
     ids, codes = np.array([*by_id], np.int64), np.array([*by_id.values()])
     k = len(ids)
     assert index.ntotal == k
-    assert same(index.search(made.xq, k), padded_best(made.xq, codes, made.Z, k, ids))
+    assert same(index.search(case.xq, k), padded_best(case.xq, codes, case.Z, k, ids))
     assert same(index.items_by_id(), (codes[np.argsort(ids)], np.sort(ids)))
     assert index.ids.tolist() == sorted(by_id)
     for number in by_id:
-        assert np.array_equal(index.reconstruct(number), decode(by_id[number][None], made.Z)[0])
+        assert np.array_equal(index.reconstruct(number), decode(by_id[number][None], case.Z)[0])
     assert index.code_of(10**12) is None
     assert len(index.segments) < 9
 

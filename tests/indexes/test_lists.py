@@ -103,7 +103,7 @@ def test_results_equal_brute_force(seed, shape, d, n, share, k, case, filtered, 
             built, stored_crc = open_lists(Path(folder) / "i.lists")
             assert crc == stored_crc == in_memory.crc() == built.crc()
             pairs = zip(built.arrays, in_memory.arrays, strict=True)
-            assert all(np.array_equal(array, other) for array, other in pairs)
+            assert all(np.array_equal(array, expected) for array, expected in pairs)
         mask = np.ones(n, np.bool_)
         if filtered is not None:
             mask = rng.random(n) < filtered
@@ -149,7 +149,7 @@ def test_sorted_codes_are_recognised(seed, M, n):
         patch.setattr(np, "lexsort", None)  # must not be called
         again = InvertedLists.build(sorted_codes, ids, books(M))
     pairs = zip(again.arrays, index.arrays, strict=True)
-    assert all(np.array_equal(array, other) for array, other in pairs)
+    assert all(np.array_equal(array, expected) for array, expected in pairs)
 
 
 # Files --------------------------------------------------------------------------------------------

@@ -31,8 +31,8 @@ def codes(path, ids=IDS, values=CODES, prefix="item", classes=("cat", "dog")):
     """Write rows of which odd ones have the last class and even ones the first."""
     names = as_texts(f"{prefix} {number}" for number in ids.tolist())
     flags = np.eye(len(classes), dtype=bool)[np.arange(len(ids)) % 2 * (len(classes) - 1)]
-    about = {"texts": {"name": names}, "class_names": classes}
-    return make_rows(path, values, ids, Z, labels=np.packbits(flags, axis=1), **about)
+    options = {"texts": {"name": names}, "class_names": classes}
+    return make_rows(path, values, ids, Z, labels=np.packbits(flags, axis=1), **options)
 
 
 def built(folder, form="index.faiss", source="codes.h5", **options):
@@ -84,8 +84,8 @@ def test_names_and_labels_come_with_the_index(folder, form):
 def test_names_of_another_index_are_not_shown(folder, form, caplog):
     path = built(folder, form)
     codes(folder / "other.h5", IDS + 1)
-    other = built(folder, f"other-{form}", "other.h5")
-    shutil.copy(items_path(other), items_path(path))
+    another = built(folder, f"other-{form}", "other.h5")
+    shutil.copy(items_path(another), items_path(path))
     before = items_path(path).read_bytes()
     assert open_index(path).items is None
     assert "items.sqlite belongs to another index: results of" in caplog.text

@@ -26,14 +26,14 @@ def header(kind="codes", M=3, K=16, class_names=NAMES):
     return Header(kind, "model", books(M, K), "data", class_names, True, {"note": "x"})
 
 
-def rows(about, n):
+def rows(rows_header, n):
     """Values, ids and labels of n rows, the same for equal arguments."""
     rng = np.random.default_rng(n)
-    M, K, _ = about.codebooks.shape
+    M, K, _ = rows_header.codebooks.shape
     values = random_codes(n, M, K)
-    if about.kind == "features":
-        values = rng.standard_normal((n, about.width)).astype(np.float32)
-    labels = np.packbits(rng.random((n, 11)) < 0.3, axis=1) if about.class_names else None
+    if rows_header.kind == "features":
+        values = rng.standard_normal((n, rows_header.width)).astype(np.float32)
+    labels = np.packbits(rng.random((n, 11)) < 0.3, axis=1) if rows_header.class_names else None
     return values, rng.integers(-(2**62), 2**62, n), labels
 
 
@@ -47,8 +47,8 @@ def append(writer, n, step, stop=None):
         writer.commit()
 
 
-def write(path, about=None, n=100, step=33, **options):
-    with RowWriter(path, about or header(), **options) as writer:
+def write(path, rows_header=None, n=100, step=33, **options):
+    with RowWriter(path, rows_header or header(), **options) as writer:
         append(writer, n, step)
         return writer.finish()
 
@@ -63,22 +63,22 @@ def write(path, about=None, n=100, step=33, **options):
     texts=st.none() | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")),
 )
 def test_interrupted_rows_are_read_back(kind, shape, n, stops, labelled, texts):
-    about = header(kind, *shape, NAMES if labelled else ())
-    values, ids, labels = rows(about, n)
+    rows_header = header(kind, *shape, NAMES if labelled else ())
+    values, ids, labels = rows(rows_header, n)
     columns = {"name": as_texts(f"{texts}{number}" for number in range(n))} if texts else {}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "x.h5")
         for stop in stops:
-            with RowWriter(path, about) as writer:
+            with RowWriter(path, rows_header) as writer:
                 append(writer, n, 7, min(stop, n))
-        with RowWriter(path, about) as writer:
+        with RowWriter(path, rows_header) as writer:
             assert writer.rows == min(max(stops, default=0), n)
             append(writer, n, 13)
             order = np.random.default_rng(0).permutation(n)
             writer.finish(ids[order], {name: text[order] for name, text in columns.items()})
         assert os.listdir(folder) == ["x.h5"]
         with RowReader(path, kind=kind, model_fingerprint="model") as reader:
-            assert reader.header.fingerprint() == about.fingerprint()
+            assert reader.header.fingerprint() == rows_header.fingerprint()
             np.testing.assert_array_equal(reader.values, values)
             np.testing.assert_array_equal(reader.ids, ids)
             np.testing.assert_array_equal(reader.labels, labels)
@@ -92,7 +92,7 @@ def test_interrupted_rows_are_read_back(kind, shape, n, stops, labelled, texts):
 @alone
 def test_kill_at_any_operation_is_resumed(tmp_path):
     path = tmp_path / "x.h5"
-    whole = write(tmp_path / "whole.h5").read_bytes()
+    content = write(tmp_path / "whole.h5").read_bytes()
 
     def work():
         write(path, step=40)
@@ -100,12 +100,12 @@ def test_kill_at_any_operation_is_resumed(tmp_path):
     resumed = set()
     for _ in every_kill(work, tmp_path):
         if path.exists():
-            assert path.read_bytes() == whole
+            assert path.read_bytes() == content
             path.unlink()
         with RowWriter(path, header()) as writer:
             resumed.add(writer.rows)
         work()
-        assert path.read_bytes() == whole
+        assert path.read_bytes() == content
         assert sorted(os.listdir(tmp_path)) == ["whole.h5", "x.h5"]
         path.unlink()
     assert resumed == {0, 40, 80, 100}
@@ -117,8 +117,8 @@ def test_unfinished_rows_that_do_not_fit_are_discarded(tmp_path, damage, caplog)
         append(writer, 10, 5)
     if damage != "model":
         os.truncate(writer.folder / damage, 5)
-    about = replace(header(), model_fingerprint="other") if damage == "model" else header()
-    with RowWriter(tmp_path / "x.h5", about) as writer:
+    rows_header = replace(header(), model_fingerprint="other") if damage == "model" else header()
+    with RowWriter(tmp_path / "x.h5", rows_header) as writer:
         assert writer.rows == 0
     assert "x.h5.partial is discarded: it is of another model" in caplog.text
 
