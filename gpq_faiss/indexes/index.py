@@ -191,19 +191,19 @@ class Index(Closing):
         """
         min_score = check_min_score(min_score, limit)
         queries, segments = self._queries(xq), self._filtered(allow, deny)
-        if not np.isfinite(queries).all():
-            raise not_finite(np.flatnonzero(~np.isfinite(queries).all(axis=1)))
         thresholds = self._to_metric(xq, np.full((len(queries), 1), min_score, np.float64))[:, 0]
         lims, D, ids = [0], [np.empty(0, np.float32)], [np.empty(0, np.int64)]
         for query, threshold in zip(queries, thresholds.tolist(), strict=True):
+            count = lims[-1]
             for segment in segments:
                 result = segment.range_search(query, threshold, limit)
                 if result is None:
-                    raise too_many(min_score, limit)
+                    raise not_finite(np.array([len(lims) - 1]))
                 D.append(result[0])
                 ids.append(result[1])
-            lims.append(sum(map(len, ids)))
-            if lims[-1] > limit:
+                count += len(result[1])
+            lims.append(count)
+            if count > limit:
                 raise too_many(min_score, limit)
         scores, members = np.concatenate(D), np.concatenate(ids)
         rows = np.repeat(np.arange(len(queries)), np.diff(lims))

@@ -147,14 +147,11 @@ def _survey(sources: Sequence[RowSource], M: int, K: int) -> tuple[Ids, int, int
 def _place(block: Codes, ids: Ids, columns: Codes, members: NDArray[Any], cursors: Ids) -> None:
     """Append rows to their partitions; ``cursors`` holds the next free row of each partition."""
     partitions = first_words(block, LEVELS) >> 8
-    order, counts = np.argsort(partitions, kind="stable"), np.bincount(partitions)
-    start = 0
-    for partition, count in enumerate(counts.tolist()):
-        rows = order[start : start + count]
-        span = slice(cursors[partition], cursors[partition] + count)
+    for partition in np.unique(partitions).tolist():
+        rows = np.flatnonzero(partitions == partition)
+        span = slice(cursors[partition], cursors[partition] + len(rows))
         columns[span], members[span] = block[rows], ids[rows]
-        start += count
-        cursors[partition] += count
+        cursors[partition] += len(rows)
 
 
 # The file -----------------------------------------------------------------------------------------

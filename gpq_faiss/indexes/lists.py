@@ -251,20 +251,14 @@ class InvertedLists:
 
         Args:
             query: float32 [M * d].
-            limit: maximum number of results.
+            limit: the search stops at more results than this.
 
         Returns:
-            Scores float32 [n] and ids int64 [n]; None if there are more than ``limit``.
-
-        Raises:
-            DataError: see :meth:`search`.
+            Scores float32 [n] and ids int64 [n]; None if scores of the query are not finite.
         """
-        limit = min(limit, self.n)
-        arrays = self.arrays, limit, query, np.float32(min_score)
+        arrays = self.arrays, min(limit, self.n), query, np.float32(min_score)
         D, ids, count = list_kernels.range_search(*arrays)
-        if count < 0:
-            raise not_finite(np.zeros(1, np.int64))
-        return None if count > limit else (D[:count].copy(), ids[:count].copy())
+        return None if count < 0 else (D[:count].copy(), ids[:count].copy())
 
     # Items ------------------------------------------------------------------------------------
 
