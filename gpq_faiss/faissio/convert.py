@@ -160,10 +160,8 @@ def from_faiss(index: Any, name: str = "the index") -> Contents:
 
 def describe(index: Any) -> str:
     """Describe an index for errors: ``an inverted file (IndexIVFFlat)``."""
-    outer = inner = index
-    if isinstance(index, faiss.Index):
-        outer = inner = faiss.downcast_index(index)
-    names = [type(outer).__name__]
+    inner = faiss.downcast_index(index)
+    names = [type(inner).__name__]
     while isinstance(inner, faiss.IndexIDMap | faiss.IndexPreTransform):
         inner = faiss.downcast_index(inner.index)
         names.append(type(inner).__name__)
