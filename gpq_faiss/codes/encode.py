@@ -107,13 +107,9 @@ def check_items(x: Floats, codes: Codes, Z: Floats, *, name: str, first_row: int
     Raises:
         DataError: a vector differs from its codewords, as query vectors do (rows are named).
     """
-    for start in range(0, len(x), ENCODE_BLOCK):
-        block = slice(start, start + ENCODE_BLOCK)
-        differences = np.abs(x[block] - decode(codes[block], Z)).max(axis=1)
-        rows = np.flatnonzero(differences > _ITEM_TOLERANCE)
-        if len(rows):
-            raise DataError(
-                f"{name}: {named_rows(first_row + start + rows)} cannot be items of this model, "
-                "whose items are codewords; are they query vectors? "
-                "Encode the items with gpq encode"
-            )
+    rows = np.flatnonzero(np.abs(x - decode(codes, Z)).max(axis=1) > _ITEM_TOLERANCE)
+    if len(rows):
+        raise DataError(
+            f"{name}: {named_rows(first_row + rows)} cannot be items of this model, "
+            "whose items are codewords; are they query vectors? Encode the items with gpq encode"
+        )

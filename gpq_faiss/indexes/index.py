@@ -344,7 +344,8 @@ class Index(Closing):
 
 def check_search(k: int, ntotal: int, threads: int | None) -> None:
     """Check the arguments of a search. Raises UsageError: one of them is out of range."""
-    check_count(k, f"an index of {ntotal:,} items: k", maximum=ntotal)
+    if not (type(k) is int and 1 <= k <= ntotal):  # most calls need no message
+        check_count(k, f"an index of {ntotal:,} items: k", maximum=ntotal)
     if threads is not None:
         check_count(threads, "threads")
 

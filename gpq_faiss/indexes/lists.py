@@ -342,7 +342,8 @@ def not_finite(rows: NDArray[Any]) -> DataError:
 def _in_parallel(run: Callable[..., int], arrays: Sequence[Any], threads: int | None) -> list[int]:
     """Return the results of ``run`` for blocks of up to 256 rows of all arrays, in threads."""
     n = len(arrays[0])
-    count = min(threads or faiss.omp_get_max_threads(), n // _QUERIES)
+    useful = n // _QUERIES
+    count = 1 if useful < 2 else min(threads or faiss.omp_get_max_threads(), useful)
     if count < 2:
         return [run(*arrays)]
     step = min(256, -(-n // count))

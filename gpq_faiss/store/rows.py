@@ -84,7 +84,7 @@ class Header:
         extra: further JSON values.
 
     Raises:
-        DataError: the codebooks are invalid, or a class name repeats.
+        DataError: the codebooks are invalid.
     """
 
     kind: Kind
@@ -97,8 +97,6 @@ class Header:
 
     def __post_init__(self) -> None:
         check_codebooks(self.codebooks, unit=False)
-        if len(set(self.class_names)) != len(self.class_names):
-            raise DataError("class names repeat: every class needs its own")
 
     @property
     def width(self) -> int:
