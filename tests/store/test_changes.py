@@ -60,12 +60,24 @@ def test_the_last_change_of_each_id_is_read(written):
         assert read(index)[1:] == (len(written), expected)
 
 
+def test_an_index_without_changes_has_none(index):
+    assert read(index) is None
+
+
 def test_identity_and_numbers_survive_a_restart(index):
     write(index, {1: ADD})
     first = read(index)
     write(index, {2: ADD})
     assert read(index).identity == first.identity
     assert read(index).number == 2
+
+
+def test_another_file_has_another_identity(index):
+    write(index)
+    first = read(index).identity
+    changes_path(index).unlink()
+    write(index)
+    assert read(index).identity != first
 
 
 def test_only_one_process_may_write(index):
@@ -101,6 +113,15 @@ def test_damaged_changes_are_one_error(index, open_changes, statement):
         changes_path(index).write_bytes(cut.read_bytes()[:-5000])
     with pytest.raises(DataError, match="restore it from a backup"):
         open_changes(index, SIZE, CODEBOOKS)
+
+
+def test_a_code_of_another_size_is_no_change(index):
+    with (
+        ChangeWriter(index, SIZE, CODEBOOKS) as writer,
+        pytest.raises(DataError, match="cannot write"),
+    ):
+        writer.write({1: ADD, 2: (b"toolong", None, None)})
+    assert read(index).by_id == {}
 
 
 def test_a_full_disk_makes_no_change(index):
