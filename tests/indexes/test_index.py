@@ -195,11 +195,6 @@ def test_l2_equals_brute_force_and_faiss(bits):
     assert same((distances, range_ids), (D[D <= 20.0], ids[D <= 20.0]))
 
 
-def test_l2_index_is_not_written():
-    with pytest.raises(UsageError, match="of the metric L2 is not written"):
-        open_index(l2_index(4)).to_faiss()
-
-
 # Arguments ----------------------------------------------------------------------------------------
 
 CODES, Z, XQ = random_codes(300, 6), books(6), queries(20, 24)
@@ -230,11 +225,6 @@ def test_unfit_queries_are_refused(xq, message):
         INDEX.search(xq, 5)
     with pytest.raises(DataError, match=message):
         INDEX.range_search(xq, 0.0)
-
-
-@pytest.mark.parametrize("convert", [np.float64, np.asfortranarray, np.ndarray.tolist])
-def test_any_form_of_queries_gives_the_same(convert):
-    assert same(INDEX.search(convert(XQ), 9), INDEX.search(XQ, 9))
 
 
 @pytest.mark.parametrize(

@@ -164,9 +164,3 @@ def test_damaged_file_is_one_line(tmp_path, damage):
         path.write_bytes(damage)
     with pytest.raises(DataError, match=r"items .*index the codes again"), Items(path) as items:
         items.lookup(np.array([3, 5]))
-
-
-def test_invalid_utf8_of_names_is_escaped():
-    assert as_texts([b"caf\xe9.jpg".decode("utf-8", "surrogateescape")]).tolist() == [
-        "caf\\xe9.jpg"
-    ]

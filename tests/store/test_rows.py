@@ -141,12 +141,6 @@ def test_full_disk_keeps_the_old_file(tmp_path, limit):
         assert writer.rows > 0
 
 
-def test_second_writer_is_refused(tmp_path):
-    message = "is being written by another process"
-    with RowWriter(tmp_path / "x.h5", header()), pytest.raises(DataError, match=message):
-        RowWriter(tmp_path / "x.h5", header())
-
-
 # Refusals -----------------------------------------------------------------------------------------
 
 
