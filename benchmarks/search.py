@@ -161,11 +161,11 @@ def ways(
         yield "IndexPQ", plain(flat), {}
     start = time.perf_counter()
     index = Index.build(codes, Z)
-    seconds, lists = time.perf_counter() - start, index.segments[0].lists
+    seconds, lists = time.perf_counter() - start, index.segments[0]
     facts = {
         "build_seconds": seconds,
         "lists": len(lists.arrays.names),
-        "distinct": lists.distinct,
+        "distinct": int(lists.arrays.ends[-1]),
     }
 
     def exact(xq: Floats, k: int, threads: int) -> Any:

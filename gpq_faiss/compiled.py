@@ -1,4 +1,9 @@
-"""Loops compiled by Numba, kept in its cache."""
+"""Loops compiled by Numba, kept in its cache, and SIMD instructions.
+
+Only this file uses private parts of Numba: ``FunctionCache``, ``DefaultOptions._nrt``, ``cgutils``,
+``make_array`` and ``magic_tuple``, tried with 0.61 to 0.68. Without them loops are compiled in each
+process, threads are somewhat slower, and a plain loop scans the codes.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +15,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
+from llvmlite import ir
+from numba import types
 
 from .files import fingerprint
 
-# Private parts of Numba, tried with 0.61 to 0.68. Without them loops are compiled in each process,
-# and threads are somewhat slower.
 FunctionCache: Any = object
 _unused_counts = False
 with contextlib.suppress(ImportError):
@@ -24,9 +29,21 @@ with contextlib.suppress(ImportError):
 
     _unused_counts = hasattr(DefaultOptions, "_nrt")
 
+BLOCK = 64
+"""Number of codes in a block."""
+SHUFFLES: tuple[tuple[str, int, str | None], ...] = (
+    ("+avx512bw", 64, "llvm.x86.avx512.pshuf.b.512"),
+    ("+avx2", 32, "llvm.x86.avx2.pshuf.b"),
+    ("+ssse3", 16, "llvm.x86.ssse3.pshuf.b.128"),
+    ("aarch64", 16, "llvm.aarch64.neon.tbl1.v16i8"),
+    ("arm64", 16, "llvm.aarch64.neon.tbl1.v16i8"),
+    ("", 16, None),  # any other processor
+)
+"""Processor feature or architecture, number of bytes looked up at once, and instruction."""
+
 _log = logging.getLogger(__name__)
 Function = TypeVar("Function", bound=Callable[..., Any])
-_LONG = ("search", "search_together", "visit")  # loops of exact search, which take seconds
+_LONG = ("search", "search_together")  # loops of exact search, which take seconds
 
 
 class _Cache(FunctionCache):  # type: ignore[misc]
@@ -56,7 +73,7 @@ class _Cache(FunctionCache):  # type: ignore[misc]
         return overload
 
     def save_overload(self, *arguments: Any) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(Exception):
             super().save_overload(*arguments)
 
 
@@ -73,7 +90,7 @@ def compiled(function: Function, *, counted: bool = True) -> Function:
     can be written, it is compiled again in every process.
     """
     dispatcher: Any = cast(Any, numba.njit)(**options(counted=counted))(function)
-    with contextlib.suppress(RuntimeError, OSError, AttributeError, TypeError):
+    with contextlib.suppress(Exception):  # private parts of Numba may fail in any way
         dispatcher._cache = _Cache(function)
     return cast(Function, dispatcher)
 
@@ -85,3 +102,96 @@ def inner(function: Function) -> Function:
     each other at the counters.
     """
     return compiled(function, counted=False)
+
+
+# SIMD instructions --------------------------------------------------------------------------------
+
+
+def emit_scan(
+    typingctx: Any, blocks: Any, block: Any, quantised: Any, base: Any, first: Any, early: Any
+) -> Any:
+    """Emit the instructions of :func:`.indexes.block_scan.scan_block`, as an intrinsic of Numba."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        from numba.core import cgutils as _cgutils
+
+        cgutils: Any = _cgutils  # without annotations
+        triple, _, features = context.codegen().magic_tuple()
+        names = ("", triple.partition("-")[0], *features.split(","))
+        lanes, shuffle = next((lanes, call) for name, lanes, call in SHUFFLES if name in names)
+        byte, index, long = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+        table, vector = ir.VectorType(byte, 16), ir.VectorType(byte, lanes)
+        copies = ir.Constant(ir.VectorType(index, lanes), [lane % 16 for lane in range(lanes)])
+        zeros = ir.Constant(ir.VectorType(index, lanes), [0] * lanes)
+
+        def number(value: int) -> Any:
+            return ir.Constant(long, value)
+
+        def repeated(value: int) -> Any:
+            return ir.Constant(vector, [value] * lanes)
+
+        def call(name: str, a: Any, b: Any) -> Any:
+            kind = ir.FunctionType(vector, [vector, vector])
+            return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [a, b])
+
+        def load(start: Any, offset: Any, kind: Any) -> Any:
+            address = builder.bitcast(builder.gep(start, [offset]), kind.as_pointer())
+            return builder.load(address, align=1)
+
+        def look_up(entries: Any, codewords: Any) -> Any:
+            entries = builder.shuffle_vector(entries, entries, copies)
+            if shuffle:
+                return call(shuffle, entries, codewords)
+            distances = repeated(0)
+            for lane in range(lanes):
+                number = ir.Constant(index, lane)
+                codeword = builder.extract_element(codewords, number)
+                distance = builder.extract_element(entries, codeword)
+                distances = builder.insert_element(distances, distance, number)
+            return distances
+
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        lut = context.make_array(signature.args[2])(context, builder, arguments[2]).data
+        T = cgutils.unpack_tuple(builder, array.shape)[1]
+        offset = builder.mul(arguments[1], builder.mul(T, number(BLOCK)))
+        codes = builder.gep(array.data, [offset])
+        start = builder.insert_element(repeated(0), arguments[3], ir.Constant(index, 0))
+        start = builder.shuffle_vector(start, start, zeros)
+        # Two sums for each vector of codes, as each addition depends on the one before.
+        sums = [cgutils.alloca_once_value(builder, repeated(0)) for _ in range(2 * BLOCK // lanes)]
+        for total in sums[::2]:
+            builder.store(start, total)
+
+        def add_columns(first: Any, last: Any) -> Any:
+            """Add the distances of columns ``first:last``, and return the bits so far."""
+            with cgutils.for_range(builder, builder.sub(last, first)) as loop:
+                t = builder.add(first, loop.index)
+                tables = [
+                    load(lut, builder.add(builder.mul(t, number(32)), number(16 * half)), table)
+                    for half in range(2)
+                ]
+                for i, total in enumerate(sums):
+                    row = builder.add(builder.mul(t, number(BLOCK)), number(i // 2 * lanes))
+                    pairs = load(codes, row, vector)
+                    low, high = builder.and_(pairs, repeated(15)), builder.lshr(pairs, repeated(4))
+                    distances = look_up(tables[i % 2], high if i % 2 else low)
+                    added = call(f"llvm.uadd.sat.v{lanes}i8", builder.load(total), distances)
+                    builder.store(added, total)
+            bits = number(0)
+            for i in range(BLOCK // lanes):
+                pair = builder.load(sums[2 * i]), builder.load(sums[2 * i + 1])
+                total = call(f"llvm.uadd.sat.v{lanes}i8", *pair)
+                passed = builder.icmp_unsigned("!=", total, repeated(255))
+                passed = builder.bitcast(passed, ir.IntType(lanes))
+                if lanes < BLOCK:
+                    passed = builder.shl(builder.zext(passed, long), number(lanes * i))
+                bits = builder.or_(bits, passed)
+            return bits
+
+        bits = cgutils.alloca_once_value(builder, add_columns(arguments[4], arguments[5]))
+        with builder.if_then(builder.icmp_unsigned("!=", builder.load(bits), number(0))):
+            builder.store(add_columns(arguments[5], T), bits)
+        return builder.load(bits)
+
+    kinds = blocks, types.int64, quantised, types.uint8, types.int64, types.int64
+    return types.uint64(*kinds), generate

@@ -1,9 +1,9 @@
 """Atomic writing: an output is the old one or the new one, never half of it.
 
-An output is made under a temporary name beside its place (``.tmp-RANDOM.NAME``), synced to disk,
-and renamed. The process that makes it holds a lock on it, so that the next command with the same
-output removes what a killed process left. Two commands that write one output do not wait for each
-other: the last one wins. Only work that can be resumed has a lock of its own (:func:`unfinished`).
+An output is made under a temporary name beside its place (``.tmp-PROCESS-RANDOM.NAME``), synced to
+disk, and renamed. The next command with the same output removes what a killed process left. Two
+commands that write one output do not wait for each other: the last one wins. Only work that can be
+resumed is locked (:func:`unfinished`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import glob
 import hashlib
 import importlib
@@ -86,35 +85,6 @@ def check_output(path: str | Path, *, overwrite: bool, folder: bool = False) -> 
     return path
 
 
-# Temporary files ----------------------------------------------------------------------------------
-
-
-def _remove_leftovers(path: Path) -> None:
-    """Remove temporary outputs for ``path`` of killed processes, which hold no lock any more."""
-    pattern = ".tmp-" + 12 * "[0-9a-f]" + f".{glob.escape(path.name)}"
-    for leftover in map(path.with_name, glob.glob(pattern, root_dir=path.parent)):
-        with contextlib.suppress(OSError), _locked(leftover):
-            if leftover.is_dir():
-                shutil.rmtree(leftover)
-            else:
-                leftover.unlink()
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a file or folder.
-
-    Raises:
-        BlockingIOError: another process holds it.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)
-
-
 @contextlib.contextmanager
 def atomic_path(path: str | Path, *, folder: bool = False) -> Iterator[Path]:
     """Yield a temporary path that replaces ``path`` if the block succeeds, else is removed.
@@ -127,43 +97,40 @@ def atomic_path(path: str | Path, *, folder: bool = False) -> Iterator[Path]:
         DataError: writing fails (disk full, read-only, no permission); ``path`` is unchanged.
     """
     path = Path(path)
+    temporary = path.with_name(f".tmp-{os.getpid()}-{secrets.token_hex(6)}.{path.name}")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(path)
-        with _temporary(path, folder) as temporary:
+        try:
+            if folder:
+                temporary.mkdir()
+            else:
+                temporary.touch()
             yield temporary
             for file in [*temporary.rglob("*"), temporary]:
                 fsync(file)
             _replace(temporary, path)
             fsync(path.parent)
-
-
-@contextlib.contextmanager
-def _temporary(path: Path, folder: bool) -> Iterator[Path]:
-    """Make a temporary file or folder beside ``path`` and hold its lock; remove it at the end."""
-    while True:
-        temporary = path.with_name(f".tmp-{secrets.token_hex(6)}.{path.name}")
-        if folder:
-            temporary.mkdir()
-        else:
-            temporary.touch(exist_ok=False)
-        # Before it is locked, another process may take it for a leftover and remove it.
-        with (
-            contextlib.suppress(FileNotFoundError, BlockingIOError),
-            contextlib.ExitStack() as stack,
-        ):
-            stack.enter_context(_locked(temporary))
-            if temporary.exists():
-                lock = stack.pop_all()
-                break
-    with lock:
-        try:
-            yield temporary
         finally:
-            if temporary.is_dir():
-                shutil.rmtree(temporary, ignore_errors=True)
-            else:
-                temporary.unlink(missing_ok=True)
+            _remove(temporary)
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove temporary outputs for ``path`` of processes that have ended."""
+    for leftover in path.parent.glob(f".tmp-*-*.{glob.escape(path.name)}"):
+        with contextlib.suppress(ValueError, OverflowError, PermissionError):
+            try:
+                os.kill(int(leftover.name.split("-")[1]), 0)  # does the process exist?
+            except ProcessLookupError:
+                _remove(leftover)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or a folder, if it exists."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _replace(source: Path, target: Path) -> None:

@@ -83,9 +83,9 @@ def within(
     return lims, D[mask], best_ids[mask]
 
 
-def same(arrays: Iterable[Any], others: Iterable[Any]) -> bool:
+def same(arrays: Iterable[Any], expected: Iterable[Any]) -> bool:
     """Whether arrays are equal, of equal types."""
-    pairs = zip(arrays, others, strict=True)
+    pairs = zip(arrays, expected, strict=True)
     return all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in pairs)
 
 
@@ -108,11 +108,13 @@ def make_model(
     return folder
 
 
-def make_rows(path: Path, values: np.ndarray, ids: np.ndarray, Z: np.ndarray, **about: Any) -> Path:
+def make_rows(
+    path: Path, values: np.ndarray, ids: np.ndarray, Z: np.ndarray, **options: Any
+) -> Path:
     """Write codes (uint8) or features; ``labels``, ``texts`` and fields of Header are optional."""
-    labels, texts = about.pop("labels", None), about.pop("texts", None)
+    labels, texts = options.pop("labels", None), options.pop("texts", None)
     kind = "codes" if values.dtype == np.uint8 else "features"
-    fields = {"model_fingerprint": "model-1", "data_fingerprint": "data-1", **about}
+    fields = {"model_fingerprint": "model-1", "data_fingerprint": "data-1", **options}
     with RowWriter(path, Header(kind=kind, codebooks=Z, **fields)) as writer:
         writer.append(values, ids, labels)
         return writer.finish(ids, texts)

@@ -5,6 +5,7 @@ import linecache
 import sys
 
 import numba
+import pytest
 
 import gpq_faiss
 from gpq_faiss.compiled import compiled
@@ -19,58 +20,55 @@ def loop(x):
 """
 CALLED = """
 import numba
-from numba.extending import intrinsic
 
-@intrinsic
-def called(typingctx, x):
-    def generate(context, builder, signature, arguments):
-        return builder.add(arguments[0], context.get_constant(numba.int64, 1))
-    return numba.int64(numba.int64), generate
+@numba.njit
+def called(x):
+    return x + 1
 """
 
 
-def test_damaged_or_unwritable_compiled_code_is_compiled_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path
 
-    def twice(x):
-        return x + x
 
-    def hits():
-        made = compiled(twice)
-        assert made(4) == 8
-        return sum(made.stats.cache_hits.values())
+def twice(x):
+    return x + x
 
+
+def hits():
+    """Number of functions that were read from the cache."""
+    function = compiled(twice)
+    assert function(4) == 8
+    return sum(function.stats.cache_hits.values())
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage"])
+@pytest.mark.parametrize("kind", ["nbi", "nbc"])
+def test_damaged_code_is_compiled_again(folder, kind, content):
+    assert [hits(), hits()] == [0, 1]
+    for file in folder.rglob(f"*.{kind}"):
+        file.write_bytes(content)
+    assert [hits(), hits()] == [0, 1]
+
+
+def test_code_that_cannot_be_written_is_compiled(folder):
     assert hits() == 0
-    assert hits() == 1
-    for kind in ("nbi", "nbc"):
-        for content in (b"", b"garbage"):
-            for file in tmp_path.rglob(f"*.{kind}"):
-                file.write_bytes(content)
-            assert hits() == 0
-            assert hits() == 1
-    made = compiled(twice)
-    (folder,) = tmp_path.iterdir()
-    folder.rename(tmp_path / "elsewhere")
-    folder.write_bytes(b"")  # no file can be written below it
-    assert made(4) == 8
+    function = compiled(twice)
+    (path,) = (folder / "cache").iterdir()
+    path.rename(folder / "other")
+    path.touch()  # no file can be written below it
+    assert function(4) == 8
 
 
-def test_a_change_of_what_a_loop_calls_is_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
-    for name, content in (("gpq_faiss.loops", LOOPS), ("gpq_faiss.called", CALLED)):
-        (tmp_path / f"{name[10:]}.py").write_text(content)
-
-    def result():
-        """As another process has it."""
+def test_a_change_of_what_a_loop_calls_is_noticed(folder, monkeypatch):
+    (folder / "loops.py").write_text(LOOPS)
+    monkeypatch.setattr(gpq_faiss, "__path__", [*gpq_faiss.__path__, str(folder)])
+    for added, cache_hits in ((1, 0), (1, 1), (20, 0), (20, 1)):
+        (folder / "called.py").write_text(CALLED.replace("1", str(added)))
         for name in ("gpq_faiss.loops", "gpq_faiss.called"):
             monkeypatch.delitem(sys.modules, name, raising=False)
         linecache.checkcache()
-        made = importlib.import_module("gpq_faiss.loops").loop
-        return made(4), sum(made.stats.cache_hits.values())
-
-    monkeypatch.setattr(gpq_faiss, "__path__", [*gpq_faiss.__path__, str(tmp_path)])
-    assert result() == (5, 0)
-    assert result() == (5, 1)
-    (tmp_path / "called.py").write_text(CALLED.replace("1))", "20))"))
-    assert result() == (24, 0)
-    assert result() == (24, 1)
+        loop = importlib.import_module("gpq_faiss.loops").loop
+        assert (loop(4), sum(loop.stats.cache_hits.values())) == (4 + added, cache_hits)

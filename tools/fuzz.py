@@ -66,19 +66,6 @@ def _vectors(path: Path) -> None:
     dataset.read(slice(0, min(5, len(dataset))))
 
 
-def _labels(path: Path) -> None:
-    import gpq_faiss as gpq
-
-    gpq.open_data(f"features:{path.parent / 'features.npy'}", labels=str(path)).require_labels()
-
-
-def _images(path: Path) -> None:
-    import gpq_faiss as gpq
-
-    dataset = gpq.open_data(f"folder:{path.parent}")
-    dataset.read(np.arange(len(dataset)))
-
-
 def _model(path: Path) -> None:
     import gpq_faiss as gpq
 
@@ -91,19 +78,11 @@ def _describe(path: Path) -> None:
     gpq.info(path)
 
 
-def _settings(path: Path) -> None:
-    import gpq_faiss as gpq
-    from gpq_faiss.config import read_toml
-
-    read_toml(path, gpq.preset("paper"))
-
-
 def seeds(folder: Path) -> list[Seed]:
     """Make a sound file of every kind, with the same bytes every time."""
     import h5py
     import pyarrow as pa
     import pyarrow.parquet as pq
-    from PIL import Image
 
     import gpq_faiss as gpq
     from gpq_faiss.store.changes import ChangeWriter, changes_path
@@ -116,19 +95,7 @@ def seeds(folder: Path) -> list[Seed]:
     np.savez(folder / "features.npz", features=features, labels=classes, ids=np.arange(N) + 7)
     with h5py.File(folder / "features.hdf5", "w") as h5:
         h5.create_dataset("features", data=features, compression="gzip")
-    table = {"features": list(features), "label": [f"class {c}" for c in classes], "id": range(N)}
-    pq.write_table(
-        pa.table({name: list(column) for name, column in table.items()}),
-        folder / "features.parquet",
-    )
-    (folder / "labels.csv").write_text(
-        "id,label\n" + "".join(f"{i},class {i % 3}\n" for i in range(N))
-    )
-    (folder / "run.toml").write_text('preset = "paper"\n\n[training]\nsteps = 2\nseed = 3\n')
-    (folder / "images").mkdir()
-    for number in range(3):
-        pixels = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / "images" / f"{number}.png")
+    pq.write_table(pa.table({"features": list(features)}), folder / "features.parquet")
     data = gpq.open_data(f"features:{folder / 'features.npz'}")
     settings = gpq.preset("paper").with_settings({"training": {"steps": 1}})
     model = gpq.train(data, folder / "model", config=settings, protocol="none")
@@ -136,17 +103,10 @@ def seeds(folder: Path) -> list[Seed]:
     index = gpq.index(model, codes, folder / "index.faiss")
     lists = gpq.index(model, codes, folder / "index.lists", names=False)
     opened = gpq.open_index(index)
-    with ChangeWriter(
-        index,
-        opened.code_of(7).nbytes,  # type: ignore[union-attr]
-        opened.fingerprint,
-    ) as writer:
-        writer.write(
-            {
-                8: (None, None, None),
-                200: (bytes(opened.code_of(9)), "new", ("class 1",)),  # type: ignore[arg-type]
-            }
-        )
+    codes_of_items, _ = opened.items_by_id()
+    with ChangeWriter(index, codes_of_items.shape[1], opened.fingerprint) as writer:
+        added = bytes(codes_of_items[9]), "new", ("class 1",)
+        writer.write({8: (None, None, None), 200: added})
     return [
         *(Seed(path, _search) for path in (index, lists, codes)),
         *(Seed(path, _items) for path in (items_path(index), changes_path(index))),
@@ -155,10 +115,7 @@ def seeds(folder: Path) -> list[Seed]:
             Seed(folder / f"features.{suffix}", _vectors)
             for suffix in ("npy", "npz", "hdf5", "parquet", "h5")
         ),
-        Seed(folder / "labels.csv", _labels),
-        Seed(folder / "images" / "0.png", _images),
         *(Seed(model / name, _model) for name in ("model.safetensors", "config.json")),
-        Seed(folder / "run.toml", _settings),
     ]
 
 

@@ -77,7 +77,7 @@ def fuse(Z: ArrayLike) -> Floats:
 
 
 def unfuse(fused: ArrayLike) -> Floats:
-    """Return the 4-bit codebooks [M, 16, d] of byte-fused ones [ceil(M/2), 256, 2d].
+    """Return the 4-bit codebooks [M, 16, d] of byte-fused ones, float32 [ceil(M/2), 256, 2d].
 
     The inverse of :func:`fuse`.
 
@@ -85,14 +85,9 @@ def unfuse(fused: ArrayLike) -> Floats:
         DataError: the codebooks are not byte-fused.
     """
     array = np.asarray(fused)
-    if array.dtype != np.float32 or array.ndim != 3 or array.shape[1] != 256 or array.shape[2] % 2:
-        raise DataError(
-            f"{array.dtype} {array.shape} are not byte-fused codebooks float32 [n, 256, 2d]"
-        )
     half = array.shape[2] // 2
-    Z = np.empty((2 * len(array), 16, half), np.float32)
-    Z[0::2] = array[:, :16, :half]
-    Z[1::2] = array[:, ::16, half:]
+    halves = array[:, :16, :half], array[:, ::16, half : 2 * half]
+    Z = np.stack(halves, axis=1).reshape(-1, 16, half)
     if not Z[-1].any():
         Z = Z[:-1]
     Z = check_codebooks(Z, name="byte-fused codebooks")

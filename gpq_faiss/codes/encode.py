@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..errors import DataError
-from .bits import code_size, pack_codes, unpack_codes
+from .bits import code_size, unpack_codes
 from .checks import Codes, Floats, as_array, check_codebooks, check_vectors, named_rows
 from .codebooks import product_index
 
@@ -21,25 +21,13 @@ _ORDINARY = 1e4
 _ITEM_TOLERANCE = 1e-3  # per coordinate; a network's codewords are exact to about 1e-7
 
 
-def _first_of_equals(Z: Floats) -> Codes | None:
-    """Return the lowest index of an identical codeword for each codeword, uint8 [M, K].
-
-    Returns None if all codewords differ.
-    """
-    table = np.stack([(book[:, None] == book).all(axis=2).argmax(axis=1) for book in Z]).astype(
-        np.uint8
-    )
-    return None if (table == np.arange(Z.shape[1])).all() else table
-
-
 def encode(
     x: ArrayLike, Z: ArrayLike, *, name: str = "vectors to encode", first_row: int = 0
 ) -> Codes:
     """Encode intra-normalised vectors by the codewords of the largest inner products.
 
-    The codes are those of Faiss (``IndexPQ.add``, ``sa_encode``). Ties go to the lowest index,
-    which Faiss guarantees only without BLAS. Vectors are encoded in blocks, so additional memory is
-    bounded, with the number of threads that Faiss is set to use.
+    The codes are those of Faiss (``IndexPQ.add``, ``sa_encode``). Vectors are encoded in blocks, so
+    additional memory is bounded, with the number of threads that Faiss is set to use.
 
     Only the direction of a sub-vector matters. Faiss compares L2 distances in float32, which lose
     the direction of sub-vectors much longer or shorter than codewords; such sub-vectors (norm below
@@ -69,7 +57,7 @@ def encode(
     source = as_array(x, name)
     if source.ndim != 2 or len(source) == 0:  # the full check raises the detailed error
         source = check_vectors(source, M * d, name=name)
-    index, first = product_index(Z), _first_of_equals(Z)
+    index = product_index(Z)
     out = np.empty((len(source), code_size(M, K)), np.uint8)
     for start in range(0, len(source), ENCODE_BLOCK):
         rows = check_vectors(
@@ -89,11 +77,7 @@ def encode(
             # Scaling by a power of two is exact.
             exponents = np.where(extreme, np.frexp(np.abs(sub_vectors).max(axis=2))[1], 0)
             rows = np.ldexp(sub_vectors, -exponents[:, :, None]).reshape(rows.shape)
-        codes: Codes = index.pq.compute_codes(rows)
-        if first is not None:
-            assignment = unpack_codes(codes, M, K).astype(np.intp)
-            codes = pack_codes(np.take_along_axis(first.T, assignment, axis=0), K)
-        out[start : start + ENCODE_BLOCK] = codes
+        out[start : start + ENCODE_BLOCK] = index.pq.compute_codes(rows)
     return out
 
 
@@ -123,13 +107,9 @@ def check_items(x: Floats, codes: Codes, Z: Floats, *, name: str, first_row: int
     Raises:
         DataError: a vector differs from its codewords, as query vectors do (rows are named).
     """
-    for start in range(0, len(x), ENCODE_BLOCK):
-        block = slice(start, start + ENCODE_BLOCK)
-        differences = np.abs(x[block] - decode(codes[block], Z)).max(axis=1)
-        rows = np.flatnonzero(differences > _ITEM_TOLERANCE)
-        if len(rows):
-            raise DataError(
-                f"{name}: {named_rows(first_row + start + rows)} cannot be items of this model, "
-                "whose items are codewords; are they query vectors? "
-                "Encode the items with gpq encode"
-            )
+    rows = np.flatnonzero(np.abs(x - decode(codes, Z)).max(axis=1) > _ITEM_TOLERANCE)
+    if len(rows):
+        raise DataError(
+            f"{name}: {named_rows(first_row + rows)} cannot be items of this model, "
+            "whose items are codewords; are they query vectors? Encode the items with gpq encode"
+        )

@@ -6,7 +6,7 @@ kind          Faiss index
 ``flat``      ``IndexPQ`` with the codebooks of the model
 ``fused``     ``IndexPQ`` of 8 bits with byte-fused codebooks: equal bytes, four times as fast
 ``fastscan``  ``IndexPQFastScan``: fast, but approximate: its 8-bit tables share one scale
-``ivf``       ``IndexIVFPQ``, not by residual: a code's first codewords name its inverted list
+``ivf``       ``IndexIVFPQ``, not by residual: a code's first codeword names its inverted list
 ============  ===============================================================================
 
 All but ``ivf``, which stores ids itself, are in an ``IndexIDMap2``, unless an item's id is its
@@ -28,8 +28,6 @@ from ..errors import DataError, UsageError
 
 Kind = Literal["flat", "fused", "fastscan", "ivf"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-_TWO_CODEWORDS = 1_000_000
-"""Number of items from which on two codewords, instead of one, name an inverted list."""
 METRICS = {faiss.METRIC_INNER_PRODUCT: "inner product", faiss.METRIC_L2: "L2"}
 
 
@@ -80,30 +78,24 @@ def to_faiss(codes: Codes, ids: Ids | None, Z: Floats, kind: Kind = "flat") -> A
 
 
 def _to_ivf(codes: Codes, ids: Ids, Z: Floats) -> Any:
-    """Return an ``IndexIVFPQ`` with a list for each first codeword, or pair of first codewords."""
+    """Return an ``IndexIVFPQ`` with a list for each first codeword, an eighth of them visited."""
     M, K, d = (int(size) for size in Z.shape)
-    prefix = 2 if len(codes) >= _TWO_CODEWORDS and M >= 2 else 1
-    lists = K**prefix
-    list_of = codes[:, 0].astype(np.int64) % lists  # the first codeword is in the lower half byte
-    centroids = np.zeros((lists, M, d), np.float32)
-    centroids[:, 0] = Z[0, np.arange(lists) % K]
-    if prefix == 2:
-        centroids[:, 1] = Z[1, np.arange(lists) // K]
+    centroids = np.zeros((K, M * d), np.float32)
+    centroids[:, :d] = Z[0]
     quantizer = faiss.IndexFlatIP(M * d)
-    quantizer.add(centroids.reshape(lists, M * d))
-    ivf: Any = faiss.IndexIVFPQ(quantizer, M * d, lists, M, 4, faiss.METRIC_INNER_PRODUCT)
+    quantizer.add(centroids)
+    ivf: Any = faiss.IndexIVFPQ(quantizer, M * d, K, M, 4, faiss.METRIC_INNER_PRODUCT)
     ivf.referenced_objects = [quantizer]
     ivf.by_residual = False
     faiss.copy_array_to_vector(np.ascontiguousarray(Z).ravel(), ivf.pq.centroids)
     ivf.is_trained = True
-    for number in range(lists):
-        rows = np.flatnonzero(list_of == number)
+    for number in range(K):
+        rows = np.flatnonzero(codes[:, 0] & 15 == number)  # the lower half is the first codeword
         list_ids, list_codes = np.ascontiguousarray(ids[rows]), codes[rows]
         ivf.invlists.add_entries(
             number, len(rows), faiss.swig_ptr(list_ids), faiss.swig_ptr(list_codes)
         )
-    ivf.ntotal = len(codes)
-    ivf.nprobe = lists // 8
+    ivf.ntotal, ivf.nprobe = len(codes), K // 8
     return ivf
 
 
@@ -168,10 +160,8 @@ def from_faiss(index: Any, name: str = "the index") -> Contents:
 
 def describe(index: Any) -> str:
     """Describe an index for errors: ``an inverted file (IndexIVFFlat)``."""
-    outer = inner = index
-    if isinstance(index, faiss.Index):
-        outer = inner = faiss.downcast_index(index)
-    names = [type(outer).__name__]
+    inner = faiss.downcast_index(index)
+    names = [type(inner).__name__]
     while isinstance(inner, faiss.IndexIDMap | faiss.IndexPreTransform):
         inner = faiss.downcast_index(inner.index)
         names.append(type(inner).__name__)

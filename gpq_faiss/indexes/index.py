@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import faiss
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ..codes.bits import check_codes
 from ..codes.checks import (
@@ -36,40 +36,14 @@ from ..files import Closing
 from ..store.changes import Change
 from ..store.items import ChangedItems, ItemSource
 from ..store.rows import codebooks_fingerprint
-from .lists import InvertedLists
+from .lists import InvertedLists, not_finite
 
 RANGE_LIMIT = 10_000_000
 """Default limit of the results of a range search, which take about 50 bytes each."""
 _BLOCK = 1 << 20
-_FLOAT32 = np.dtype(np.float32)
 _LARGEST = float(np.finfo(np.float32).max)
 
-Mask = NDArray[np.bool_]
 IdList = ArrayLike | set[int] | frozenset[int] | range
-
-
-class Segment(NamedTuple):
-    """Items in inverted lists, some of which may have been removed.
-
-    Attributes:
-        lists: the inverted lists.
-        alive: bool [n] in the order of the lists, false for removed items; None: all are alive.
-        ntotal: number of items that are alive.
-    """
-
-    lists: InvertedLists
-    alive: Mask | None
-    ntotal: int
-
-    def blocks(self, size: int) -> Iterator[tuple[Codes, Ids]]:
-        """Yield codes uint8 [n, code_size] and ids int64 [n] of the items that are alive."""
-        for start in range(0, self.lists.n, size):
-            stop = min(self.lists.n, start + size)
-            codes = self.lists.codes(start, stop)
-            ids = self.lists.arrays.members[start:stop].astype(np.int64)
-            if self.alive is not None:
-                codes, ids = codes[self.alive[start:stop]], ids[self.alive[start:stop]]
-            yield codes, ids
 
 
 class Index(Closing):
@@ -80,6 +54,7 @@ class Index(Closing):
     remove items return a new index, which shares the arrays of this one.
 
     Attributes:
+        segments: the inverted lists.
         codebooks: float32 [M, K, d].
         fingerprint: fingerprint of the codebooks.
         d: width of a query, M times the width of a codeword.
@@ -94,7 +69,7 @@ class Index(Closing):
 
     def __init__(
         self,
-        segments: tuple[Segment, ...],
+        segments: tuple[InvertedLists, ...],
         codebooks: Floats,
         *,
         metric_type: int = faiss.METRIC_INNER_PRODUCT,
@@ -149,10 +124,8 @@ class Index(Closing):
                 f"ids: {len(item_ids):,}, expected {len(packed):,} whole numbers, one for each item"
             )
         check_unique(item_ids, "ids")
-        if not len(packed):
-            raise DataError("no codes: an index needs at least one item")
         lists = InvertedLists.build(packed, item_ids, search_codebooks(Z, metric_type))
-        return cls((Segment(lists, None, lists.n),), Z, metric_type=metric_type)
+        return cls((lists,), Z, metric_type=metric_type)
 
     # Searching ----------------------------------------------------------------------------------
 
@@ -185,20 +158,14 @@ class Index(Closing):
         """
         check_search(k, self.ntotal, threads)
         queries = self._queries(xq)
-        first_result, *later_results = (
-            segment.lists.search(queries, min(k, segment.lists.n), mask=mask, threads=threads)
-            for segment, mask in self._masks(allow, deny)
-        )
-        D, ids = first_result
-        for scores, members in later_results:
-            D, ids = np.hstack([D, scores]), np.hstack([ids, members])
-        if later_results:
+        results = [
+            segment.search(queries, k, threads=threads) for segment in self._filtered(allow, deny)
+        ]
+        D, ids = results[0]
+        if len(results) > 1:
+            D, ids = (np.hstack(arrays) for arrays in zip(*results, strict=True))
             order = np.lexsort((ids, -D), axis=1)[:, :k]
             D, ids = np.take_along_axis(D, order, axis=1), np.take_along_axis(ids, order, axis=1)
-        if D.shape[1] < k:  # segments hide items that were removed
-            missing = (0, 0), (0, k - D.shape[1])
-            D = np.pad(D, missing, constant_values=-np.inf)
-            ids = np.pad(ids, missing, constant_values=-1)
         return self._to_metric(xq, D), ids
 
     def range_search(
@@ -223,37 +190,37 @@ class Index(Closing):
             DataError: there are more than ``limit`` results; or see :meth:`search`.
         """
         min_score = check_min_score(min_score, limit)
-        queries, masks = self._queries(xq), list(self._masks(allow, deny))
+        queries, segments = self._queries(xq), self._filtered(allow, deny)
         thresholds = self._to_metric(xq, np.full((len(queries), 1), min_score, np.float64))[:, 0]
-        counts, D, ids = [0], [np.empty(0, np.float32)], [np.empty(0, np.int64)]
-        for row, (query, threshold) in enumerate(zip(queries, thresholds.tolist(), strict=True)):
-            results = [
-                segment.lists.range_search(query, threshold, limit, mask=mask, row=row)
-                for segment, mask in masks
-            ]
-            scores, members = (np.concatenate(arrays) for arrays in zip(*results, strict=True))
-            order = np.lexsort((members, -scores))
-            counts.append(len(order))
-            D.append(scores[order])
-            ids.append(members[order])
-            if sum(counts) > limit:
+        lims, D, ids = [0], [np.empty(0, np.float32)], [np.empty(0, np.int64)]
+        for query, threshold in zip(queries, thresholds.tolist(), strict=True):
+            count = lims[-1]
+            for segment in segments:
+                result = segment.range_search(query, threshold, limit)
+                if result is None:
+                    raise not_finite(np.array([len(lims) - 1]))
+                D.append(result[0])
+                ids.append(result[1])
+                count += len(result[1])
+            lims.append(count)
+            if count > limit:
                 raise too_many(min_score, limit)
-        queries_of = np.repeat(np.asarray(xq), counts[1:], axis=0)
-        results_of = self._to_metric(queries_of, np.concatenate(D)[:, None])[:, 0]
-        return np.cumsum(counts, dtype=np.int64), results_of, np.concatenate(ids)
+        scores, members = np.concatenate(D), np.concatenate(ids)
+        rows = np.repeat(np.arange(len(queries)), np.diff(lims))
+        order = np.lexsort((members, -scores, rows))
+        results = self._to_metric(np.asarray(xq)[rows], scores[order, None])[:, 0]
+        return np.array(lims), results, members[order]
 
     def _queries(self, xq: ArrayLike) -> Floats:
         """Check queries, and return them in the form for which the loops are compiled."""
         x: Any = xq  # most calls pass this form already
-        is_float32 = type(x) is np.ndarray and x.dtype == _FLOAT32
+        is_float32 = type(x) is np.ndarray and x.dtype == np.float32
         if not is_float32 or x.ndim != 2 or x.shape[1] != self.d or not len(x):
             x = check_vectors(xq, self.d, name="queries", allow_empty=False, finite=False)
-        if not x.flags.carray:
-            x = np.require(x, requirements=["C", "A", "W"])
         if self.metric_type == faiss.METRIC_L2:
             ones = np.ones((len(x), self.M, 1), np.float32)
             x = np.concatenate([x.reshape(len(x), self.M, -1), ones], axis=2).reshape(len(x), -1)
-        queries: Floats = x
+        queries: Floats = x if x.flags.carray else np.require(x, requirements=["C", "A", "W"])
         return queries
 
     def _to_metric(self, xq: ArrayLike, scores: Any) -> Any:
@@ -266,23 +233,15 @@ class Index(Closing):
         squared_norms = np.square(np.asarray(xq, np.float64)).sum(axis=1, keepdims=True)
         return (squared_norms - scores).astype(scores.dtype)
 
-    def _masks(
-        self, allow: IdList | None, deny: IdList | None
-    ) -> Iterator[tuple[Segment, Mask | None]]:
-        """Yield each segment, and the mask of the items that a search may return."""
+    def _filtered(self, allow: IdList | None, deny: IdList | None) -> tuple[InvertedLists, ...]:
+        """Return the segments with the items that a search may return."""
         if allow is not None and deny is not None:
             raise UsageError("allow and deny exclude each other: give one list of ids")
-        listed = allow if deny is None else deny
-        for segment in self.segments:
-            mask = segment.alive
-            if listed is not None:
-                positions = segment.lists.positions(
-                    id_list(listed, "allow" if deny is None else "deny")
-                )
-                mask = np.full(segment.lists.n, deny is not None)
-                mask[positions[positions >= 0]] = deny is None
-                mask = mask if segment.alive is None else mask & segment.alive
-            yield segment, mask
+        listed = deny if allow is None else allow
+        if listed is None:
+            return self.segments
+        ids = id_list(listed, "deny" if allow is None else "allow")
+        return tuple(segment.filtered(ids, deny=allow is None) for segment in self.segments)
 
     # Items --------------------------------------------------------------------------------------
 
@@ -293,8 +252,7 @@ class Index(Closing):
 
     def items_by_id(self) -> tuple[Codes, Ids]:
         """Return all items by ascending id: codes uint8 [ntotal, code_size], ids int64 [ntotal]."""
-        parts = list(zip(*self.blocks(), strict=True))
-        codes, ids = np.concatenate(parts[0]), np.concatenate(parts[1])
+        codes, ids = (np.concatenate(arrays) for arrays in zip(*self.blocks(), strict=True))
         order = np.argsort(ids, kind="stable")
         return codes[order], ids[order]
 
@@ -306,9 +264,9 @@ class Index(Closing):
     def code_of(self, number: int) -> Codes | None:
         """Return the code of an item, uint8 [code_size]; None if no item has this id."""
         for segment in self.segments:
-            position = int(segment.lists.positions(np.array([number], np.int64))[0])
-            if position >= 0 and (segment.alive is None or segment.alive[position]):
-                code: Codes = segment.lists.codes(position, position + 1)[0]
+            positions = segment.positions(np.array([number], np.int64))
+            if positions[0] >= 0:
+                code: Codes = segment.codes(positions)[0]
                 return code
         return None
 
@@ -328,27 +286,23 @@ class Index(Closing):
         """Return an index with these changes, given by id; an item without a code is removed."""
         if not changes:
             return self
-        changed = np.fromiter(changes, np.int64, len(changes))
-        segments = [_hide(segment, changed) for segment in self.segments]
+        index = self.remove_ids(list(changes))
         added = {
             number: change.code for number, change in changes.items() if change.code is not None
         }
+        segments = [*index.segments]
+        Z = search_codebooks(self.codebooks, self.metric_type)
         if added:
             codes = np.frombuffer(b"".join(added.values()), np.uint8).reshape(len(added), -1)
-            segments.append(self._segment(codes, np.fromiter(added, np.int64, len(added))))
+            segments.append(InvertedLists.build(codes, np.array([*added], np.int64), Z))
         # Segments of changes of about the same size are merged, so that there are few.
         while len(segments) > 2 and segments[-2].ntotal < 2 * segments[-1].ntotal:
-            parts = [next(segment.blocks(segment.lists.n)) for segment in segments[-2:]]
-            codes, ids = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-            segments[-2:] = [self._segment(codes, ids)] if len(ids) else []
-        items = ChangedItems(self.items, changes)
-        return self._with(tuple(segments), items)
+            blocks = [block for segment in segments[-2:] for block in segment.blocks(_BLOCK)]
+            codes, ids = (np.concatenate(arrays) for arrays in zip(*blocks, strict=True))
+            segments[-2:] = [InvertedLists.build(codes, ids, Z)]
+        return index._with(tuple(segments), ChangedItems(self.items, changes))
 
-    def _segment(self, codes: Codes, ids: Ids) -> Segment:
-        Z = search_codebooks(self.codebooks, self.metric_type)
-        return Segment(InvertedLists.build(codes, ids, Z), None, len(ids))
-
-    def _with(self, segments: tuple[Segment, ...], items: ItemSource | None) -> Self:
+    def _with(self, segments: tuple[InvertedLists, ...], items: ItemSource | None) -> Self:
         names = "metric_type", "contained", "form"
         options = {name: getattr(self, name) for name in names}
         return type(self)(segments, self.codebooks, items=items, **options)
@@ -356,19 +310,20 @@ class Index(Closing):
     def remove_ids(self, ids: IdList) -> Self:
         """Return an index without the items with these ids; unknown ids are ignored."""
         removed = id_list(ids, "ids")
-        return self._with(tuple(_hide(segment, removed) for segment in self.segments), self.items)
+        segments = tuple(segment.filtered(removed, deny=True) for segment in self.segments)
+        return self._with(segments, self.items)
 
-    def merge(self, other: Index) -> Self:
+    def merge(self, index: Index) -> Self:
         """Return an index with the items of both.
 
         Raises:
             MismatchError: their codebooks or metrics differ.
             DataError: an id is in both.
         """
-        if (self.fingerprint, self.metric_type) != (other.fingerprint, other.metric_type):
+        if (self.fingerprint, self.metric_type) != (index.fingerprint, index.metric_type):
             raise MismatchError("indexes with different codebooks cannot be merged")
-        check_unique(np.concatenate([self.ids, other.ids]), "merged indexes")
-        return self._with((*self.segments, *other.segments), None)
+        check_unique(np.concatenate([self.ids, index.ids]), "merged indexes")
+        return self._with((*self.segments, *index.segments), None)
 
     def to_faiss(self, kind: str = "flat") -> Any:
         """Return a plain Faiss index of the items (:data:`..faissio.convert.KINDS`).
@@ -378,8 +333,7 @@ class Index(Closing):
         """
         if self.metric_type == faiss.METRIC_L2:
             raise UsageError("an index of the metric L2 is not written: it is another program's")
-        parts = list(zip(*self.blocks(), strict=True))
-        codes, ids = np.concatenate(parts[0]), np.concatenate(parts[1])
+        codes, ids = (np.concatenate(arrays) for arrays in zip(*self.blocks(), strict=True))
         return to_faiss(codes, ids, self.codebooks, check_kind(kind, self.M, self.K))
 
     def close(self) -> None:
@@ -390,7 +344,7 @@ class Index(Closing):
 
 def check_search(k: int, ntotal: int, threads: int | None) -> None:
     """Check the arguments of a search. Raises UsageError: one of them is out of range."""
-    if not (type(k) is int and 1 <= k <= ntotal):
+    if not (type(k) is int and 1 <= k <= ntotal):  # most calls need no message
         check_count(k, f"an index of {ntotal:,} items: k", maximum=ntotal)
     if threads is not None:
         check_count(threads, "threads")
@@ -434,14 +388,3 @@ def id_list(ids: IdList, name: str) -> Ids:
     """Return ids as int64 [n]. Raises DataError: they are not whole numbers."""
     array = as_array(list(ids) if isinstance(ids, set | frozenset | range) else ids, name)
     return whole_numbers(array, name) if array.size else np.empty(0, np.int64)
-
-
-def _hide(segment: Segment, ids: Ids) -> Segment:
-    """Return a segment without the items with these ids."""
-    positions = segment.lists.positions(ids)
-    positions = positions[positions >= 0]
-    if not len(positions):
-        return segment
-    alive = np.ones(segment.lists.n, np.bool_) if segment.alive is None else segment.alive.copy()
-    alive[positions] = False
-    return segment._replace(alive=alive, ntotal=int(np.count_nonzero(alive)))

@@ -8,39 +8,39 @@ and searching need no memory budget of their own: the operating system's page ca
 from __future__ import annotations
 
 import json
-import mmap
-import sys
 import tempfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import safe_open
 
 from ..codes.checks import Codes, Floats, Ids, check_unique
+from ..compiled import BLOCK
 from ..errors import DataError
 from ..inputs import check_memory, reading
 from ..progress import stage
-from . import list_kernels
-from .block_scan import BLOCK
 from .lists import (
     LEVELS,
     InvertedLists,
-    ListArrays,
+    blocks_of,
     choose_prefix,
+    codes_of,
     columns_of,
     first_words,
-    names_of,
+    levels_of,
+    number_type,
     sort_codes,
+    sublists,
+    width_of,
 )
 
 _ROWS = 1 << 20
 _PARTITIONS = 256
 _TYPES = {"I64": np.int64, "F32": np.float32, "U32": np.uint32, "U8": np.uint8}
 _NAMES = {np.dtype(kind): name for name, kind in _TYPES.items()}
-_NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # MAP_NORESERVE: a file may exceed memory
 
 
 class RowSource(Protocol):
@@ -66,78 +66,59 @@ def write_lists(out: Path, sources: Sequence[RowSource], Z: Floats) -> int:
     Raises:
         DataError: there are no rows, or an id occurs twice or is -1.
     """
-    M, K = int(Z.shape[0]), int(Z.shape[1])
-    levels = min(LEVELS, M - 1) if K <= 16 else 0
-    n = sum(source.ntotal for source in sources)
+    M, K, _ = Z.shape
     counts, low, high = _survey(sources, M, K)
-    prefix = choose_prefix(counts.reshape(16**levels, -1).sum(axis=1))
-    id_type = np.uint32 if low >= 0 and high < 1 << 32 else np.int64
     sizes = counts.reshape(_PARTITIONS, -1).sum(axis=1)
-    ends = np.append(0, np.cumsum(sizes))
-    T = (M + 1) // 2 if K <= 16 else M
-    with (
-        tempfile.TemporaryFile(dir=out.parent) as codes,
-        tempfile.TemporaryFile(dir=out.parent) as ids,
-    ):
-        columns = np.memmap(codes, np.uint8, "w+", shape=(n, T))
-        members = np.memmap(ids, id_type, "w+", shape=(n,))
+    ends, n = np.append(0, np.cumsum(sizes)), int(sizes.sum())
+    prefix = choose_prefix(counts.reshape(16 ** levels_of(M, K), -1).sum(axis=1))
+    row_counts, rows, codes_crc, ids_crc = np.zeros(16**prefix, np.int64), 0, 0, 0
+
+    def mapped(kind: Any, *shape: int) -> NDArray[Any]:
+        with tempfile.TemporaryFile(dir=out.parent) as file:
+            return np.memmap(file, kind, "w+", shape=shape)
+
+    columns = mapped(np.uint8, n, width_of(M, K))
+    members = mapped(number_type(high, low), n)
+    starts = mapped(number_type(n), n + 1)
+    with stage("placing rows", n, "row") as placing:
         cursors = ends[:-1].copy()
-        with stage("placing rows", n, "row") as placing:
-            for source in sources:
-                for block, block_ids in source.blocks(_ROWS):
-                    _place(columns_of(block, M, K), block_ids, columns, members, cursors)
-                    placing.advance(len(block_ids))
-        rows = 0
-        words, first_rows, previous = [], [], -1
-        with stage("sorting rows", n, "row") as sorting:
-            for partition in np.flatnonzero(sizes).tolist():
-                span = slice(ends[partition], ends[partition + 1])
-                sorted_columns, sorted_ids, starts = sort_codes(
-                    np.asarray(columns[span]), members[span].astype(np.int64)
-                )
-                columns[span], members[span] = sorted_columns, sorted_ids
-                partition_words = first_words(sorted_columns.take(starts[:-1], axis=0), prefix)
-                # A list of a short prefix may continue in the next partition.
-                is_first = np.append(
-                    partition_words[0] != previous, partition_words[1:] != partition_words[:-1]
-                )
-                words.append(partition_words[is_first])
-                first_rows.append(rows + np.flatnonzero(is_first))
-                rows, previous = rows + len(starts) - 1, int(partition_words[-1])
-                sorting.advance(int(sizes[partition]))
-        start_type = np.uint32 if n < 1 << 32 else np.int64
-        shapes = {
-            "ends": np.append(np.concatenate(first_rows), rows),
-            "prefix": np.array([prefix]),
-            "crc": np.zeros(1, np.int64),
-            "codebooks": Z,
-            "starts": np.broadcast_to(start_type(0), rows + 1 if rows < n else 0),
-            "members": np.broadcast_to(id_type(0), n),
-            "names": names_of(np.concatenate(words), prefix),
-            "blocks": np.broadcast_to(np.uint8(0), (-(-rows // BLOCK), T, BLOCK)),
-        }
-        arrays = _create(out, shapes)
-        row = 0
-        with stage("writing lists", n, "row") as filling:
-            for partition in np.flatnonzero(sizes).tolist():
-                span = slice(ends[partition], ends[partition + 1])
-                block = np.asarray(columns[span])
-                starts = np.empty(len(block) + 1, start_type)
-                count = int(list_kernels.find_rows(block, members[span].astype(np.int64), starts))
-                list_kernels.fill_blocks(arrays["blocks"], row, block, starts[: count + 1])
-                if rows < n:
-                    arrays["starts"][row : row + count + 1] = starts[: count + 1] + start_type(
-                        span.start
-                    )
-                arrays["members"][span] = members[span]
-                row += count
-                filling.advance(len(block))
-    lists = InvertedLists(_list_arrays(arrays))
-    arrays["crc"][0] = lists.crc()
-    for array in arrays.values():
-        if isinstance(array, np.memmap):
-            array.flush()
-    return int(arrays["crc"][0])
+        for source in sources:
+            for codes, ids in source.blocks(_ROWS):
+                _place(columns_of(codes, M, K), ids, columns, members, cursors)
+                placing.advance(len(ids))
+    with stage("sorting rows", n, "row") as sorting:
+        for partition in np.flatnonzero(sizes).tolist():
+            span = slice(ends[partition], ends[partition + 1])
+            block, ids, first = sort_codes(
+                np.asarray(columns[span]), members[span].astype(np.int64)
+            )
+            codes_crc = zlib.crc32(codes_of(block, M, K).data, codes_crc)
+            ids_crc = zlib.crc32(ids.data, ids_crc)
+            # Each distinct code is kept once, so later partitions are not overwritten.
+            distinct = block[first[:-1]]
+            columns[rows : rows + len(distinct)] = distinct
+            starts[rows : rows + len(distinct)] = first[:-1] + span.start
+            members[span] = ids
+            row_counts += np.bincount(first_words(distinct, prefix), minlength=16**prefix)
+            rows += len(distinct)
+            sorting.advance(len(ids))
+    starts[rows] = n
+    names, sublist_ends = sublists(row_counts, prefix)
+    arrays = {
+        "ends": sublist_ends,
+        "prefix": np.array([prefix]),
+        "crc": np.array([codes_crc ^ ids_crc]),
+        "codebooks": Z,
+        "starts": starts[: rows + 1] if rows < n else starts[:0],
+        "members": members,
+        "names": names,
+    }
+    with out.open("wb") as file, stage("writing lists", rows, "row") as writing:
+        _write(file, arrays, (-(-rows // BLOCK), columns.shape[1], BLOCK))
+        for start in range(0, rows, _ROWS):
+            file.write(blocks_of(columns[start : min(rows, start + _ROWS)]).data)
+            writing.advance(min(rows, start + _ROWS) - start)
+    return codes_crc ^ ids_crc
 
 
 def _survey(sources: Sequence[RowSource], M: int, K: int) -> tuple[Ids, int, int]:
@@ -166,96 +147,69 @@ def _survey(sources: Sequence[RowSource], M: int, K: int) -> tuple[Ids, int, int
 def _place(block: Codes, ids: Ids, columns: Codes, members: NDArray[Any], cursors: Ids) -> None:
     """Append rows to their partitions; ``cursors`` holds the next free row of each partition."""
     partitions = first_words(block, LEVELS) >> 8
-    order = np.argsort(partitions, kind="stable")
-    block, ids = block.take(order, axis=0), ids.take(order)
-    start = 0
-    for partition, count in enumerate(np.bincount(partitions, minlength=_PARTITIONS).tolist()):
-        span, source = (
-            slice(cursors[partition], cursors[partition] + count),
-            slice(start, start + count),
-        )
-        columns[span], members[span] = block[source], ids[source]
-        cursors[partition] += count
-        start += count
+    for partition in np.unique(partitions).tolist():
+        rows = np.flatnonzero(partitions == partition)
+        span = slice(cursors[partition], cursors[partition] + len(rows))
+        columns[span], members[span] = block[rows], ids[rows]
+        cursors[partition] += len(rows)
 
 
 # The file -----------------------------------------------------------------------------------------
 
 
-def _create(path: Path, shapes: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Create a safetensors file, and return its arrays, mapped.
+def _write(file: BinaryIO, arrays: Mapping[str, NDArray[Any]], blocks: tuple[int, ...]) -> None:
+    """Write the header and all arrays of a safetensors file except the blocks, which are the last.
 
-    Arrays that are broadcast from one number are placeholders: only their shape is written. Arrays
-    must be in descending order of the size of their numbers, so that all are aligned.
+    Arrays must be in descending order of the size of their numbers, so that all are aligned.
+
+    Args:
+        blocks: shape of the blocks.
     """
     header, offset = {}, 0
-    for name, array in shapes.items():
-        size = array.size * array.itemsize
-        header[name] = {
-            "dtype": _NAMES[array.dtype],
-            "shape": list(array.shape),
-            "data_offsets": [offset, offset + size],
-        }
-        offset += size
+    placeholder = np.broadcast_to(np.uint8(0), blocks)
+    for name, array in {**arrays, "blocks": placeholder}.items():
+        offsets = [offset, offset + array.size * array.itemsize]
+        kind = _NAMES[array.dtype]
+        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": offsets}
+        offset = offsets[1]
     text = json.dumps(header).encode()
     text += b" " * (-(8 + len(text)) % 64)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + offset)
-    arrays: dict[str, NDArray[Any]] = {}
-    for name, array in shapes.items():
-        start = 8 + len(text) + header[name]["data_offsets"][0]
-        arrays[name] = array
-        if array.size:
-            arrays[name] = np.memmap(path, array.dtype, "r+", start, array.shape)
-            if 0 not in array.strides:
-                arrays[name][:] = array
-    return arrays
+    file.write(len(text).to_bytes(8, "little") + text)
+    for array in arrays.values():
+        file.write(array.data)
 
 
-def open_lists(path: Path) -> tuple[ListArrays, int]:
-    """Map the arrays of a file, and return them and the CRC of their codes and ids.
+def open_lists(path: Path) -> tuple[InvertedLists, int]:
+    """Map the arrays of a file, and return the lists and the CRC of their codes and ids.
 
     Raises:
         DataError: the file is missing, truncated or damaged, or is not a file of lists.
     """
-    with reading(path, "a file of inverted lists (gpq index --out NAME.lists)") as size:
-        with safe_open(path, "numpy"):
-            pass  # checks the header
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
-            flags = mmap.MAP_PRIVATE | _NO_RESERVE
-            # Writable because the loops are compiled for writable arrays; nothing is written.
-            protection = mmap.PROT_READ | mmap.PROT_WRITE
-            mapped = mmap.mmap(file.fileno(), size, flags=flags, prot=protection)
-        arrays = {}
-        for name in (*ListArrays._fields, "crc"):
-            entry = header[name]
+    with reading(path, "a file of inverted lists (gpq index --out NAME.lists)"):
+        data = np.asarray(np.memmap(path, np.uint8, "r"))
+        length = int.from_bytes(data[:8].tobytes(), "little")
+        header = json.loads(data[8 : 8 + length].tobytes())
+        arrays: dict[str, NDArray[Any]] = {}
+        for name, entry in header.items():
             start, stop = entry["data_offsets"]
-            kind = np.dtype(_TYPES[entry["dtype"]])
-            count = (stop - start) // kind.itemsize
-            array = np.frombuffer(mapped, kind, count, 8 + length + start)
+            array = data[8 + length + start : 8 + length + stop].view(_TYPES[entry["dtype"]])
             arrays[name] = array.reshape(entry["shape"])
-        lists = _list_arrays(arrays)
+        (prefix,), (crc,) = arrays.pop("prefix").tolist(), arrays.pop("crc").tolist()
+        lists = InvertedLists(prefix=prefix, **arrays)
         M, K, _ = lists.codebooks.shape
-        rows, n, T = int(lists.ends[-1]), len(lists.members), M if K > 16 else (M + 1) // 2
+        names, ends, blocks, starts, members = lists.arrays[3:8]
+        rows = int(ends[-1])
         is_consistent = (
-            [array.dtype for array in lists[:4]] == [np.float32, np.uint8, np.int64, np.uint8]
-            and lists.names.shape == (len(lists.ends) - 1, 2)
-            and lists.blocks.shape == (-(-rows // BLOCK), T, BLOCK)
-            and (len(lists.starts) or n + 1) == rows + 1
-            and 0 < rows <= n
-            and lists.ends[0] == 0
-            and bool((np.diff(lists.ends) > 0).all())
-            and 0 <= lists.prefix <= (min(LEVELS, M - 1) if K <= 16 else 0)
+            [array.dtype for array in (lists.codebooks, names, ends, blocks)]
+            == [np.float32, np.uint8, np.int64, np.uint8]
+            and names.shape == (len(ends) - 1, 2)
+            and blocks.shape == (-(-rows // BLOCK), width_of(M, K), BLOCK)
+            and (len(starts) or len(members) + 1) == rows + 1
+            and 0 < rows <= len(members)
+            and ends[0] == 0
+            and bool((np.diff(ends) > 0).all())
+            and 0 <= prefix <= levels_of(M, K)
         )
         if not is_consistent:
             raise DataError("its arrays do not fit together")
-        return lists, int(arrays["crc"][0])
-
-
-def _list_arrays(arrays: Mapping[str, NDArray[Any]]) -> ListArrays:
-    fields: dict[str, Any] = {name: np.asarray(arrays[name]) for name in ListArrays._fields}
-    fields["prefix"] = int(fields["prefix"][0])
-    return ListArrays(**fields)
+        return lists, crc

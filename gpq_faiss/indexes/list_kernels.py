@@ -4,10 +4,10 @@ The distinct codes are the *rows*, sorted by their codewords. The rows that begi
 codewords are an inverted *list*, and those that begin with the same P codewords (the prefix, P from
 0 to 4) are a *sub-list*. With P < 2 there is a single list::
 
-    list l       keys[l]          its two codewords        sub-lists first[l] ... first[l + 1] - 1
-    sub-list s   names[s]         its P codewords          rows      ends[s] ... ends[s + 1] - 1
+    list l                                                 sub-lists first[l] ... first[l + 1] - 1
+    sub-list s   names[s], its P codewords                 rows      ends[s] ... ends[s + 1] - 1
     row r        blocks[r // 64, :, r % 64], its code      members   starts[r] ... starts[r + 1] - 1
-    member i     members[i]       an id, ascending within a row
+    member i     members[i], an id, ascending within a row
 
     block b      | row 64 b        | row 64 b + 1    | ... | row 64 b + 63    |
     column 0     | codewords 0, 1  | codewords 0, 1  | ... | codewords 0, 1   |   a byte each
@@ -33,8 +33,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..codes.checks import Codes, Floats, Ids
-from ..compiled import compiled, inner
-from .block_scan import BLOCK, scan_block
+from ..compiled import BLOCK, compiled, inner
+from .block_scan import scan_block
 
 Number = Any
 """An int64, a uint64, a float32 or a Boolean."""
@@ -47,7 +47,6 @@ _EPS = float(np.finfo(np.float32).eps)
 _ONLY = np.int64(0)  # index of the query in a group of one
 _SMALLEST_SPAN = np.float32(2.0**-90)
 _FINER = np.float32(0.97)  # a LUT is quantised again if that shrinks its span by this factor
-_STRIDE = np.int64(8)  # number of blocks with equal columns that are skipped at once
 _GROUP = np.int64(32)  # number of queries that scan the same rows one after the other
 _CHUNK = np.int64(128 * BLOCK)  # number of rows that they scan in turn; these fit in a cache
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)  # all codes of a block
@@ -60,9 +59,9 @@ class Lists(NamedTuple):
     Attributes:
         codebooks: float32 [d, M, K].
         prefix: P, the number of codewords that name a sub-list.
-        keys: uint8 [lists].
         first: int64 [lists + 1].
-        names: uint8 [sub-lists, 2]; a single codeword is in the second byte.
+        names: uint8 [sub-lists, 2]; the first two codewords, if there are two, are in the first
+            byte, and the others in the second.
         ends: int64 [sub-lists + 1].
         blocks: uint8 [ceil(rows / 64), T, 64].
         starts: uint32 or int64 [rows + 1], or [0] where all codes are distinct.
@@ -72,7 +71,6 @@ class Lists(NamedTuple):
 
     codebooks: Floats
     prefix: int
-    keys: Codes
     first: Ids
     names: Codes
     ends: Ids
@@ -86,7 +84,6 @@ class Queries(NamedTuple):
     """The state of a group of G queries.
 
     Attributes:
-        k: number of results.
         luts: float32 [G, M, K].
         name_luts: float32 [G, 256], the scores of the second bytes of sub-lists' names.
         quantised: uint8 [G, M + M % 2, 16].
@@ -96,11 +93,11 @@ class Queries(NamedTuple):
         tails: float32 [G], upper bound of the score of the codewords after a sub-list's name.
         margins: float32 [G], bound of the effect of the order of additions on a score.
         thresholds: float32 [G].
-        counts: int64 [G], results so far. If there are k or more, the k-th best is at k - 1.
-        scores, ids: float32 and int64 [G, room], the results so far.
+        counts: int64 [G], number of results so far.
+        scores, ids: float32 and int64 [G, room], the results so far; if there is no more room, they
+            are a heap, of which the worst result is the first.
     """
 
-    k: int
     luts: Floats
     name_luts: Floats
     quantised: NDArray[np.uint8]
@@ -119,11 +116,10 @@ class Queries(NamedTuple):
 
 
 @compiled
-def _new_queries(lists: Lists, G: Number, k: Number, room: Number) -> Queries:
-    """Allocate the state of G queries, with space for ``room`` results each."""
+def _new_queries(lists: Lists, G: Number, room: Number) -> Queries:
+    """Allocate the state of G queries, with room for some results each."""
     _, M, K = lists.codebooks.shape
     return Queries(
-        k,
         np.empty((G, M, K), np.float32),
         np.empty((G, 256), np.float32),
         np.zeros((G, M + M % 2, 16), np.uint8),
@@ -238,78 +234,52 @@ def _bound(lists: Lists, queries: Queries, g: Number, sublist: Number) -> Number
 
 
 @inner
-def _partition(scores: Floats, ids: Ids, low: Number, high: Number) -> Number:
-    """Reorder results ``low:high`` around a pivot, and return the position of the pivot.
-
-    Better results come before it. A result is better than another if its score is higher, or equal
-    and its id is smaller.
-    """
-    last, split = high - 1, low
-    pivot = low + (high - low) * 5 // 8
-    score, item = scores[pivot], ids[pivot]
-    scores[pivot], ids[pivot] = scores[last], ids[last]
-    for i in range(low, last):  # without branches, which would often be mispredicted
-        other_score, other_item = scores[i], ids[i]
-        scores[i], ids[i] = scores[split], ids[split]
-        scores[split], ids[split] = other_score, other_item
-        split += (other_score > score) | ((other_score == score) & (other_item < item))
-    scores[last], ids[last] = scores[split], ids[split]
-    scores[split], ids[split] = score, item
-    return split
+def _is_better(score: Number, item: Number, other_score: Number, other_item: Number) -> Number:
+    """Return whether a result is better: its score is higher, or equal and its id is smaller."""
+    return score > other_score or (score == other_score and item < other_item)
 
 
 @inner
-def _select(scores: Floats, ids: Ids, n: Number, k: Number) -> None:
-    """Reorder n results so that the k best come first, the worst of them last (quickselect)."""
-    low, high = np.int64(0), n
-    while high - low > 1:
-        split = _partition(scores, ids, low, high)
-        if split < k - 1:
-            low = split + 1
-        elif split > k - 1:
-            high = split
-        else:
+def _sift(scores: Floats, ids: Ids, i: Number, n: Number, score: Number, item: Number) -> None:
+    """Put a result in place of result i of a heap of n, and move it down to where it belongs."""
+    child = 2 * i + 1
+    while child < n:
+        right = child + 1
+        if right < n and _is_better(scores[child], ids[child], scores[right], ids[right]):
+            child = right
+        if _is_better(scores[child], ids[child], score, item):
             break
+        scores[i], ids[i] = scores[child], ids[child]
+        i, child = child, 2 * child + 1
+    scores[i], ids[i] = score, item
 
 
 @inner
-def _sort(scores: Floats, ids: Ids, n: Number) -> None:
-    """Sort n results, the best first (Shell sort)."""
-    gap = np.int64(1)
-    while gap < n:
-        gap = 3 * gap + 1
-    while gap > 1:
-        gap //= 3
-        for i in range(gap, n):
-            score, item, j = scores[i], ids[i], i
-            while j >= gap and (
-                scores[j - gap] < score or (scores[j - gap] == score and ids[j - gap] > item)
-            ):
-                scores[j], ids[j] = scores[j - gap], ids[j - gap]
-                j -= gap
-            scores[j], ids[j] = score, item
+def _make_heap(scores: Floats, ids: Ids) -> None:
+    """Reorder results to a heap, of which the worst result is the first."""
+    for i in range(len(scores) // 2 - 1, -1, -1):
+        _sift(scores, ids, np.int64(i), len(scores), scores[i], ids[i])
 
 
 @inner
 def _finish(queries: Queries, g: Number, D: Floats, ids: Ids) -> None:
-    """Write the sorted results of a query to float32 and int64 [k], with -inf and -1 if missing."""
-    n, k = queries.counts[g], queries.k
-    if n > k:
-        _select(queries.scores[g], queries.ids[g], n, k)
-    for i in range(k):
-        D[i] = queries.scores[g, i] if i < n else -np.inf
-        ids[i] = queries.ids[g, i] if i < n else -1
-    _sort(D, ids, min(n, k))
+    """Move the results of a query to float32 and int64 [k], best first, -inf and -1 if missing."""
+    heap_scores, heap_ids, n = queries.scores[g], queries.ids[g], queries.counts[g]
+    for i in range(n, len(D)):
+        heap_scores[i], heap_ids[i] = -np.inf, -1
+    if n < len(D):
+        _make_heap(heap_scores, heap_ids)
+    for last in range(len(D) - 1, -1, -1):
+        D[last], ids[last] = heap_scores[0], heap_ids[0]
+        score, item = heap_scores[last], heap_ids[last]
+        _sift(heap_scores, heap_ids, np.int64(0), last, score, item)
 
 
 @inner
 def _enter(lists: Lists, queries: Queries, g: Number, row: Number, score: Number) -> Number:
-    """Add the members of a row to the results, and return the new threshold.
-
-    When the results first number k, and whenever there is no room left, the k best are selected.
-    """
+    """Add the members of a row to the results, and return the new threshold."""
     starts, scores, ids = lists.starts, queries.scores[g], queries.ids[g]
-    k, n = queries.k, queries.counts[g]
+    n, room = queries.counts[g], len(scores)
     start, end = row, row + np.uint64(1)
     if len(starts):
         start, end = np.uint64(starts[start]), np.uint64(starts[end])
@@ -317,16 +287,18 @@ def _enter(lists: Lists, queries: Queries, g: Number, row: Number, score: Number
         item = np.int64(lists.members[i])
         if len(lists.mask) and not lists.mask[i]:
             continue
-        if n >= k and (score < scores[k - 1] or (score == scores[k - 1] and item > ids[k - 1])):
+        if n < room:
+            scores[n], ids[n] = score, item
+            n += 1
+            if n == room:
+                _make_heap(scores, ids)
+        elif _is_better(score, item, scores[0], ids[0]):
+            _sift(scores, ids, np.int64(0), room, score, item)
+        else:
             break  # the other members of this row have larger ids
-        scores[n], ids[n] = score, item
-        n += 1
-        if n == k or n == len(scores):
-            _select(scores, ids, n, k)
-            n = k
     queries.counts[g] = n
-    if n >= k:
-        queries.thresholds[g] = max(queries.thresholds[g], scores[k - 1])
+    if n == room:
+        queries.thresholds[g] = max(queries.thresholds[g], scores[0])
     return queries.thresholds[g]
 
 
@@ -335,41 +307,14 @@ def _enter(lists: Lists, queries: Queries, g: Number, row: Number, score: Number
 
 @inner
 def _distance(
-    blocks: Codes, block: Number, lane: Number, quantised: Codes, first: Number, last: Number
+    blocks: Codes, block: Number, lane: Number, quantised: Codes, columns: Number
 ) -> Number:
-    """Return the quantised distance of a code's columns ``first:last``, at most 255."""
+    """Return the quantised distance of a code's first columns, at most 255."""
     total = np.int64(0)
-    for t in range(first, last):
+    for t in range(columns):
         pair = blocks[block, t, lane]
         total += np.int64(quantised[2 * t, pair & 15]) + np.int64(quantised[2 * t + 1, pair >> 4])
     return min(total, np.int64(255))
-
-
-@inner
-def _next_block(
-    blocks: Codes, block: Number, end: Number, quantised: Codes, base: Number, first: Number
-) -> tuple[Number, Number]:
-    """Return the next block before ``end`` with codes that may be results, and their bits.
-
-    All codes are equal in the columns before ``first``, and ``base`` is their distance there. The
-    bits are 0 if there is no such block.
-    """
-    early, passed = min(max(np.int64(2), first + 1), blocks.shape[1]), np.uint64(0)
-    while block < end:
-        passed = scan_block(blocks, block, quantised, np.uint8(base), first, early)
-        if passed != 0:
-            break
-        block += 1
-        # Codes are sorted, so a column is constant between two codes that are equal in it.
-        while (
-            first > 0
-            and block % _STRIDE == 0
-            and block + _STRIDE < end
-            and blocks[block, first, 0] == blocks[block + _STRIDE - 1, first, BLOCK - 1]
-            and base + _distance(blocks, block, np.int64(0), quantised, first, first + 1) > 254
-        ):
-            block += _STRIDE
-    return block, passed
 
 
 @inner
@@ -408,15 +353,16 @@ def _scan(lists: Lists, queries: Queries, g: Number, first: Number, last: Number
     """Score the codes of rows ``first:last``, of one sub-list, that may reach the threshold."""
     blocks, lut, quantised = lists.blocks, queries.luts[g], queries.quantised[g]
     paired, common = lut.shape[1] <= 16, lists.prefix // 2  # columns that are equal in the sub-list
-    block, end = first // BLOCK, (last + BLOCK - 1) // BLOCK
-    base = _distance(blocks, block, first % BLOCK, quantised, np.int64(0), common)
-    threshold = queries.thresholds[g]
+    early = min(max(np.int64(2), common + 1), blocks.shape[1])
+    base = _distance(blocks, first // BLOCK, first % BLOCK, quantised, common)
+    threshold, block, end = queries.thresholds[g], first // BLOCK, (last + BLOCK - 1) // BLOCK
     while block < end:
         passed = _ALL
         if paired:
-            block, passed = _next_block(blocks, block, end, quantised, base, common)
-            if passed == 0:
-                break
+            passed = scan_block(blocks, block, quantised, np.uint8(base), common, early)
+            while passed == 0 and block + 1 < end:
+                block += 1
+                passed = scan_block(blocks, block, quantised, np.uint8(base), common, early)
         start = block * BLOCK
         if start < first:
             passed &= _ALL << np.uint64(first - start)
@@ -430,7 +376,7 @@ def _scan(lists: Lists, queries: Queries, g: Number, first: Number, last: Number
                 threshold = _enter(lists, queries, g, np.uint64(start) + lane, score)
         if paired and max(queries.limits[g] - threshold, np.float32(0)) < _FINER * queries.spans[g]:
             _quantise_to_threshold(queries, g)
-            base = _distance(blocks, first // BLOCK, first % BLOCK, quantised, np.int64(0), common)
+            base = _distance(blocks, first // BLOCK, first % BLOCK, quantised, common)
         block += 1
 
 
@@ -460,7 +406,7 @@ def _first_threshold(lists: Lists, queries: Queries, g: Number, sublist: Number)
     entering results one after the other until the threshold is high.
     """
     lut, quantised, common = queries.luts[g], queries.quantised[g], lists.prefix // 2
-    blocks, k, (M, K) = lists.blocks, queries.k, lut.shape
+    blocks, k, (M, K) = lists.blocks, queries.scores.shape[1], lut.shape
     block, end = (lists.ends[sublist] + BLOCK - 1) // BLOCK, lists.ends[sublist + 1] // BLOCK
     if (end - block) * BLOCK < k or M > 127:
         return np.float32(-np.inf)
@@ -499,10 +445,13 @@ def _first_threshold(lists: Lists, queries: Queries, g: Number, sublist: Number)
 
 @inner
 def _best_sublist(lists: Lists, queries: Queries, list_scores: Floats) -> Number:
-    """Fill the scores of all lists' keys, and return the best sub-list of the best list."""
+    """Fill the scores of the first codewords of all lists, and return the best sub-list of the
+    best list.
+    """
     best = np.int64(0)
-    for number in range(len(lists.keys)):
-        list_scores[number] = _list_score(lists, queries.luts[_ONLY], lists.keys[number])
+    for number in range(len(list_scores)):
+        name = lists.names[lists.first[number], 0]
+        list_scores[number] = _list_score(lists, queries.luts[_ONLY], name)
         best = np.int64(number) if list_scores[number] > list_scores[best] else best
     sublist, name_lut = lists.first[best], queries.name_luts[_ONLY]
     for number in range(lists.first[best], lists.first[best + 1]):
@@ -563,9 +512,10 @@ def search(
     Returns:
         The number of queries that are not done.
     """
-    remaining = 0
-    list_scores, order = np.empty(len(lists.keys), np.float32), np.empty(len(lists.keys), np.int64)
-    queries = _new_queries(lists, 1, k, 2 * k + 8)  # _select takes long for few results
+    remaining, lists_count = 0, len(lists.first) - 1
+    list_scores, order = np.empty(lists_count, np.float32), np.empty(lists_count, np.int64)
+    queries = _new_queries(lists, 1, k)
+    may_leave = len(xq) > 1 and lists.ends[-1] > row_limit
     for q in range(len(xq)):
         status[q] = DONE
         if not _begin(lists, queries, _ONLY, xq[q], np.float32(-np.inf)):
@@ -578,46 +528,39 @@ def search(
         _quantise_to_threshold(queries, _ONLY)
         _scan(lists, queries, _ONLY, lists.ends[opened], lists.ends[opened + 1])
         tail, scanned = queries.list_tails[_ONLY], lists.ends[opened + 1] - lists.ends[opened]
-        count = _order_lists(list_scores, queries.thresholds[_ONLY] - tail, order)
-        reached = np.int64(0)
-        if len(xq) > 1:
-            reached = _count_rows(lists, list_scores, queries.thresholds[_ONLY] - tail)
-        for i in range(count):
+        for i in range(_order_lists(list_scores, queries.thresholds[_ONLY] - tail, order)):
             least = queries.thresholds[_ONLY] - tail
-            if (
-                reached > row_limit and 16 * scanned >= reached
-            ):  # the threshold will hardly rise now
-                reached = _count_rows(lists, list_scores, least)
-                if reached > row_limit:
-                    status[q], D[q, 0] = TOGETHER, queries.thresholds[_ONLY]
-                    break
             if list_scores[order[i]] < least:
                 break
+            if may_leave:
+                reached = _count_rows(lists, list_scores, least)
+                if reached > row_limit and 16 * scanned >= reached:  # will hardly become fewer
+                    status[q], D[q, 0] = TOGETHER, queries.thresholds[_ONLY]
+                    remaining += 1
+                    break
             for number in range(lists.first[order[i]], lists.first[order[i] + 1]):
-                start, stop = lists.ends[number], lists.ends[number + 1]
-                if (
-                    number != opened
-                    and _bound(lists, queries, _ONLY, number) >= queries.thresholds[_ONLY]
-                ):
-                    _scan(lists, queries, _ONLY, start, stop)
-                    scanned += stop - start
+                bound = _bound(lists, queries, _ONLY, number)
+                if number != opened and bound >= queries.thresholds[_ONLY]:
+                    _scan(lists, queries, _ONLY, lists.ends[number], lists.ends[number + 1])
+                    scanned += lists.ends[number + 1] - lists.ends[number]
         if status[q] == DONE:
             _finish(queries, _ONLY, D[q], ids[q])
-        else:
-            remaining += 1
     return remaining
 
 
 @compiled
-def search_together(lists: Lists, k: Number, xq: Floats, D: Floats, ids: Ids) -> None:
+def search_together(lists: Lists, xq: Floats, D: Floats, ids: Ids) -> Number:
     """Find the k best members for queries that scan each sub-list together, so it is read once.
 
     Args:
         D, ids: float32 and int64 [Q, k]; the first score of each query is one that k members reach,
             or -inf. They are filled with the results.
+
+    Returns:
+        0, the number of queries that are not done.
     """
     size: Number = min(_GROUP, len(xq))
-    queries = _new_queries(lists, size, k, 2 * k + 8)
+    queries = _new_queries(lists, size, D.shape[1])
     for begin in range(0, len(xq), _GROUP):
         size = min(_GROUP, len(xq) - begin)
         for g in range(size):
@@ -633,19 +576,20 @@ def search_together(lists: Lists, k: Number, xq: Floats, D: Floats, ids: Ids) ->
                 start = stop
         for g in range(size):
             _finish(queries, g, D[begin + g], ids[begin + g])
+    return 0
 
 
 @compiled
 def range_search(
     lists: Lists, limit: Number, query: Floats, min_score: Number
 ) -> tuple[Floats, Ids, Number]:
-    """Find all members that score at least ``min_score`` for a query [M * d], best first.
+    """Find all members that score at least ``min_score`` for a query [M * d].
 
     Returns:
-        Scores and ids, and the number of results, at most ``limit`` + 1; -1 if scores are not
-        finite.
+        Scores and ids in any order, and the number of results, at most ``limit`` + 1; -1 if scores
+        are not finite.
     """
-    queries = _new_queries(lists, 1, limit + 1, limit + 1)
+    queries = _new_queries(lists, 1, limit + 1)
     if not _begin(lists, queries, _ONLY, query, min_score):
         queries.counts[_ONLY] = -1
     _quantise_to_threshold(queries, _ONLY)
@@ -653,66 +597,4 @@ def range_search(
         reached = _bound(lists, queries, _ONLY, number) >= queries.thresholds[_ONLY]
         if reached and 0 <= queries.counts[_ONLY] <= limit:
             _scan(lists, queries, _ONLY, lists.ends[number], lists.ends[number + 1])
-    _sort(queries.scores[0], queries.ids[0], queries.counts[_ONLY])
     return queries.scores[0], queries.ids[0], queries.counts[_ONLY]
-
-
-# Building -----------------------------------------------------------------------------------------
-
-
-@compiled
-def find_rows(columns: Codes, members: Ids, starts: NDArray[Any]) -> Number:
-    """Find the first position of each distinct code among sorted codes.
-
-    Args:
-        columns: uint8 [n, T], the bytes of the codes.
-        members: int64 [n], their ids.
-        starts: [n + 1], filled with the first member of each row, and n.
-
-    Returns:
-        The number of rows; -1 if the codes, or the ids of equal codes, are not in order.
-    """
-    n, T = columns.shape
-    rows = np.int64(0)
-    for i in range(n):
-        t = T if i else 0
-        if i:
-            t = 0
-            while t < T and columns[i - 1, t] == columns[i, t]:
-                t += 1
-        if i and t == T and members[i - 1] >= members[i]:
-            return -1
-        if i and t < T:
-            before, after = columns[i - 1, t], columns[i, t]
-            if (before & 15) << 4 | before >> 4 > (after & 15) << 4 | after >> 4:
-                return -1
-        if i == 0 or t < T:
-            starts[rows] = i
-            rows += 1
-    starts[rows] = n
-    return rows
-
-
-@compiled
-def fill_blocks(blocks: Codes, first: Number, columns: Codes, starts: NDArray[Any]) -> None:
-    """Write the distinct codes among sorted ones, uint8 [n, T], to blocks, beginning at a row.
-
-    Args:
-        starts: [rows + 1], as filled by :func:`find_rows`.
-    """
-    for i in range(len(starts) - 1):
-        row, source = first + i, np.int64(starts[i])
-        for t in range(columns.shape[1]):
-            blocks[row // BLOCK, t, row % BLOCK] = columns[source, t]
-
-
-@compiled
-def read_columns(lists: Lists, row: Number, start: Number, columns: Codes) -> None:
-    """Fill uint8 [n, T] with the codes of the members from ``start`` on, which is in ``row``."""
-    for i in range(len(columns)):
-        if len(lists.starts) == 0:
-            row = start + i
-        while len(lists.starts) and np.int64(lists.starts[row + 1]) <= start + i:
-            row += 1
-        for t in range(columns.shape[1]):
-            columns[i, t] = lists.blocks[row // BLOCK, t, row % BLOCK]

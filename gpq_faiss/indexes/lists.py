@@ -13,21 +13,23 @@ The inverted multi-index (Babenko and Lempitsky, CVPR 2012) has such lists witho
 
 from __future__ import annotations
 
-import threading
+import copy
 import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
+import faiss
 import numpy as np
 from numpy.typing import NDArray
 
 from ..codes.bits import pack_codes, unpack_codes
 from ..codes.checks import Codes, Floats, Ids, named_rows
+from ..compiled import BLOCK
 from ..errors import DataError
 from . import list_kernels
-from .block_scan import BLOCK
 from .list_kernels import Lists
-from .parallel import in_parallel, thread_count
 
 LEVELS = 4
 """Maximum length of a prefix."""
@@ -35,30 +37,9 @@ _TYPICAL = 2048  # minimum expected number of codes in the sub-list of a random 
 _MANY = 1 << 24  # bytes of codes that exceed a processor's cache
 _FEW = 32  # if at most 1 item in 32 passes a filter, those items get lists of their own
 _STEP = 1 << 20  # number of codes read at once
+_QUERIES = 16  # minimum number of queries per thread: starting one takes some 100 microseconds
 _NO_MASK = np.empty(0, np.bool_)
-
-
-class ListArrays(NamedTuple):
-    """Codes in inverted lists, in memory or mapped (see the drawing in :mod:`.list_kernels`).
-
-    Attributes:
-        codebooks: float32 [M, K, d].
-        names: uint8 [sub-lists, 2], the two bytes by which a sub-list's score is looked up.
-        ends: int64 [sub-lists + 1], the first row of each sub-list, and the number of rows.
-        blocks: uint8 [ceil(rows / 64), T, 64], the distinct codes in ascending order.
-        starts: uint32 or int64 [rows + 1], the first member of each row, and n; or [0] where all
-            codes are distinct.
-        members: uint32 or int64 [n], ids, ascending within a row.
-        prefix: number of codewords that name a sub-list.
-    """
-
-    codebooks: Floats
-    names: Codes
-    ends: Ids
-    blocks: Codes
-    starts: NDArray[Any]
-    members: NDArray[Any]
-    prefix: int
+_NO_MASK.flags.writeable = False
 
 
 # Order of codes -----------------------------------------------------------------------------------
@@ -72,6 +53,11 @@ def columns_of(codes: Codes, M: int, K: int) -> Codes:
     return pack_codes(indices, 16) if K < 16 else indices
 
 
+def width_of(M: int, K: int) -> int:
+    """Return the number of columns of codes."""
+    return (M + 1) // 2 if K <= 16 else M
+
+
 def codes_of(columns: Codes, M: int, K: int) -> Codes:
     """Return packed codes: the inverse of :func:`columns_of`."""
     if K in (16, 256):
@@ -79,49 +65,33 @@ def codes_of(columns: Codes, M: int, K: int) -> Codes:
     return pack_codes(unpack_codes(columns, M, 16) if K < 16 else columns, K)
 
 
-def swap_halves(column: Codes) -> Codes:
+def swap_halves(columns: Codes) -> Codes:
     """Swap the halves of bytes, so that the first codeword is in the upper half."""
-    swapped: Codes = np.asarray(column << 4 | column >> 4, np.uint8)
+    swapped: Codes = np.asarray(columns << 4 | columns >> 4, np.uint8)
     return swapped
 
 
-def lists_order(columns: Codes, ids: Ids) -> Ids:
-    """Return the order of codes in lists: by first codeword, second codeword, ..., and id.
+def sort_codes(columns: Codes, ids: Ids) -> tuple[Codes, Ids, Ids]:
+    """Sort codes by first codeword, second codeword, ..., and id, unless they are in this order.
 
     Args:
         columns: uint8 [n, T] (:func:`columns_of`).
-    """
-    n, T = columns.shape
-    order = np.argsort(ids, kind="stable")
-    bits = n.bit_length()
-    # Columns and positions are packed into uint64: NumPy sorts numbers ten times as fast as rows.
-    width = (64 - bits) // 8
-    for stop in range(T, 0, -width):
-        keys = np.zeros(n, np.uint64)
-        for t in range(max(0, stop - width), stop):
-            keys <<= np.uint64(8)
-            keys |= swap_halves(columns[:, t].take(order))
-        keys <<= np.uint64(bits)
-        keys |= np.arange(n, dtype=np.uint64)
-        keys.sort()
-        order = order.take((keys & np.uint64((1 << bits) - 1)).view(np.int64))
-    return order
-
-
-def sort_codes(columns: Codes, ids: Ids) -> tuple[Codes, Ids, Ids]:
-    """Sort codes into the order of lists. Codes that are in order already are not copied.
 
     Returns:
-        Columns and ids, and the position of the first of each distinct code, followed by n: int64
-        or uint32 [rows + 1].
+        Columns and ids, and the position of the first of each distinct code, followed by n.
     """
-    starts: NDArray[Any] = np.empty(len(ids) + 1, np.uint32 if len(ids) < 1 << 32 else np.int64)
-    rows = list_kernels.find_rows(columns, ids, starts)
-    if rows < 0:
-        order = lists_order(columns, ids)
+    if not _is_sorted(swap_halves(columns), ids):
+        order = np.lexsort((ids, *swap_halves(columns).T[::-1]))
         columns, ids = columns.take(order, axis=0), ids.take(order)
-        rows = list_kernels.find_rows(columns, ids, starts)
-    return columns, ids, starts[: rows + 1]
+    is_new = (columns[1:] != columns[:-1]).any(axis=1)
+    return columns, ids, np.concatenate([[0], np.flatnonzero(is_new) + 1, [len(ids)]])
+
+
+def _is_sorted(columns: Codes, ids: Ids) -> bool:
+    rows, first = np.arange(len(ids) - 1), (columns[1:] != columns[:-1]).argmax(axis=1)
+    previous, following = columns[rows, first], columns[rows + 1, first]
+    ascending = np.where(previous == following, ids[:-1] < ids[1:], previous < following)
+    return bool(ascending.all())
 
 
 def first_words(columns: Codes, P: int) -> NDArray[np.uint16]:
@@ -132,14 +102,17 @@ def first_words(columns: Codes, P: int) -> NDArray[np.uint16]:
     return np.asarray(all_words >> 4 * (LEVELS - P), np.uint16)
 
 
-def count_words(columns: Codes, M: int, K: int) -> Ids:
-    """Count codes by their longest possible prefix: int64 [16^levels]."""
-    levels = min(LEVELS, M - 1) if K <= 16 else 0
-    return np.bincount(first_words(columns, levels), minlength=16**levels)
+def levels_of(M: int, K: int) -> int:
+    """Return the length of the longest possible prefix: one codeword at least is not in it."""
+    return min(LEVELS, M - 1) if K <= 16 else 0
 
 
 def choose_prefix(counts: Ids) -> int:
-    """Return the length of the longest prefix whose sub-lists are still worth a visit each."""
+    """Return the length of the longest prefix whose sub-lists are still worth a visit each.
+
+    Args:
+        counts: int64 [16^levels], numbers of codes by their longest possible prefix.
+    """
     n, levels = int(counts.sum()), (len(counts).bit_length() - 1) // 4
     prefix = min(1, levels)
     while prefix < levels:
@@ -151,51 +124,65 @@ def choose_prefix(counts: Ids) -> int:
     return prefix
 
 
-def names_of(words: NDArray[np.uint16], prefix: int) -> Codes:
-    """Return the names of sub-lists, uint8 [sub-lists, 2], from their :func:`first_words`."""
-    indices = words.astype(np.int64)[:, None] >> 4 * np.arange(prefix)[::-1] & 15
+def sublists(row_counts: Ids, prefix: int) -> tuple[Codes, Ids]:
+    """Return names and ends of the sub-lists (see :class:`.list_kernels.Lists`).
+
+    Args:
+        row_counts: int64 [16^prefix], numbers of distinct codes by prefix.
+    """
+    words = np.flatnonzero(row_counts)
+    packed = pack_codes(words[:, None] >> 4 * np.arange(prefix)[::-1] & 15, 16)
     names = np.zeros((len(words), 2), np.uint8)
-    packed = pack_codes(indices, 16)
     first = int(prefix == 1)  # a single codeword is in the second byte
     names[:, first : first + packed.shape[1]] = packed
-    return names
+    return names, np.append(0, np.cumsum(row_counts[words]))
+
+
+def blocks_of(columns: Codes) -> Codes:
+    """Return distinct codes in blocks, uint8 [ceil(n / 64), T, 64], filled up with zeros."""
+    n, T = columns.shape
+    padded = np.zeros((-(-n // BLOCK) * BLOCK, T), np.uint8)
+    padded[:n] = columns
+    return np.ascontiguousarray(padded.reshape(-1, BLOCK, T).transpose(0, 2, 1))
 
 
 # Searching ----------------------------------------------------------------------------------------
 
 
 class InvertedLists:
-    """Exact search of codes in inverted lists. Thread-safe.
+    """Exact search of codes in inverted lists, in memory or mapped. Thread-safe.
+
+    The arrays never change. A mask hides items that were removed, or that a filter excludes.
 
     Args:
-        arrays: see :class:`ListArrays`.
+        codebooks: float32 [M, K, d].
+        prefix, names, ends, blocks, starts, members: see :class:`.list_kernels.Lists`.
 
     Attributes:
         arrays: the arrays.
         n: number of codes.
-        distinct: number of distinct codes.
+        ntotal: number of codes that are not hidden.
     """
 
-    def __init__(self, arrays: ListArrays) -> None:
-        self.arrays = arrays
-        self.M, self.K, _ = (int(size) for size in arrays.codebooks.shape)
-        self.n, self.distinct = len(arrays.members), int(arrays.ends[-1])
-        names, first = arrays.names, np.zeros(1, np.int64)
-        if arrays.prefix >= 2:
+    def __init__(
+        self,
+        codebooks: Floats,
+        prefix: int,
+        names: Codes,
+        ends: Ids,
+        blocks: Codes,
+        starts: NDArray[Any],
+        members: NDArray[Any],
+    ) -> None:
+        self.codebooks, self.n, self.ntotal = codebooks, len(members), len(members)
+        first = np.zeros(1, np.int64)
+        if prefix >= 2:
             first = np.flatnonzero(np.append(True, names[1:, 0] != names[:-1, 0]))
-        self._lists = Lists(
-            np.ascontiguousarray(arrays.codebooks.transpose(2, 0, 1)),
-            arrays.prefix,
-            names[first, 0].copy(),
-            np.append(first, len(names)),
-            names,
-            arrays.ends,
-            arrays.blocks,
-            arrays.starts,
-            arrays.members,
-            _NO_MASK,
-        )
-        self._lock = threading.Lock()
+        transposed = np.ascontiguousarray(codebooks.transpose(2, 0, 1))
+        arrays = np.append(first, len(names)), names, ends, blocks, starts, members
+        for array in (transposed, *arrays):
+            array.flags.writeable = False  # as mapped ones are, so that loops are compiled once
+        self.arrays = Lists(transposed, prefix, *arrays, _NO_MASK)
 
     @classmethod
     def build(cls, codes: Codes, ids: Ids, Z: Floats) -> Self:
@@ -209,150 +196,99 @@ class InvertedLists:
         Raises:
             DataError: there are no codes.
         """
-        return cls._of_columns(columns_of(codes, *Z.shape[:2]), ids, Z)
-
-    @classmethod
-    def _of_columns(cls, columns: Codes, ids: Ids, Z: Floats) -> Self:
-        if not len(columns):
+        if not len(codes):
             raise DataError("no codes: an index needs at least one item")
-        columns, ids, starts = sort_codes(columns, ids)
-        rows, T = len(starts) - 1, columns.shape[1]
-        blocks = np.zeros((-(-rows // BLOCK), T, BLOCK), np.uint8)
-        list_kernels.fill_blocks(blocks, 0, columns, starts)
-        prefix = choose_prefix(count_words(columns, *Z.shape[:2]))
-        words = first_words(columns.take(starts[:-1], axis=0), prefix)
-        first = np.flatnonzero(np.append(True, words[1:] != words[:-1]))
-        narrow = ids.min() >= 0 and ids.max() < 1 << 32
-        return cls(
-            ListArrays(
-                Z,
-                names_of(words[first], prefix),
-                np.append(first, rows),
-                blocks,
-                starts[:0] if rows == len(ids) else starts,
-                ids.astype(np.uint32 if narrow else np.int64),
-                prefix,
-            )
-        )
+        M, K = Z.shape[:2]
+        columns, ids, starts = sort_codes(columns_of(codes, M, K), ids)
+        levels = levels_of(M, K)
+        prefix = choose_prefix(np.bincount(first_words(columns, levels), minlength=16**levels))
+        distinct = columns.take(starts[:-1], axis=0)
+        names, ends = sublists(np.bincount(first_words(distinct, prefix)), prefix)
+        if len(distinct) == len(ids):
+            starts = starts[:0]
+        starts = starts.astype(number_type(len(ids)))
+        members = ids.astype(number_type(int(ids.max()), int(ids.min())))
+        return cls(Z, prefix, names, ends, blocks_of(distinct), starts, members)
 
-    def search(
-        self,
-        xq: Floats,
-        k: int,
-        *,
-        mask: NDArray[np.bool_] | None = None,
-        threads: int | None = None,
-    ) -> tuple[Floats, Ids]:
+    def search(self, xq: Floats, k: int, *, threads: int | None = None) -> tuple[Floats, Ids]:
         """Return the k best items of each query.
 
         Args:
             xq: float32 [Q, M * d], C-contiguous.
-            mask: bool [n], the members that may be returned (default: all).
             threads: maximum number of threads (default: Faiss' setting).
 
         Returns:
             Scores float32 [Q, k] and ids int64 [Q, k], best first, ties in ascending order of id;
-            -inf and -1 where fewer items pass the mask.
+            -inf and -1 where there are fewer items.
 
         Raises:
             DataError: queries have NaN or infinity, or are too large for float32 scores.
         """
-        if mask is not None and 0 < np.count_nonzero(mask) * _FEW <= self.n:
-            selected = self._only(np.flatnonzero(mask))
-            return selected.search(xq, k, threads=threads)
-        lists = self._lists if mask is None else self._lists._replace(mask=mask)
+        lists, row_limit = self.arrays, _MANY // self.arrays.blocks.shape[1]
         D, ids = np.empty((len(xq), k), np.float32), np.empty((len(xq), k), np.int64)
         status = np.empty(len(xq), np.uint8)
-        row_limit = _MANY // lists.blocks.shape[1]
 
-        count = thread_count(len(xq), threads)
-        if count == 1:
-            unfinished = list_kernels.search(lists, k, row_limit, xq, D, ids, status)
-        else:
+        def run(*arrays: Any) -> Any:
+            return list_kernels.search(lists, k, row_limit, *arrays)
 
-            def run(*arrays: Any) -> None:
-                list_kernels.search(lists, k, row_limit, *arrays)
-
-            in_parallel(run, (xq, D, ids, status), count)
-            unfinished = status.any()
-        if unfinished:
-            self._check(status == list_kernels.NOT_FINITE)
+        if any(_in_parallel(run, (xq, D, ids, status), threads)):
+            if (status == list_kernels.NOT_FINITE).any():
+                raise not_finite(np.flatnonzero(status == list_kernels.NOT_FINITE))
             rows = np.flatnonzero(status)
             arrays = xq[rows], D[rows], ids[rows]
 
-            def together(*arrays: Any) -> None:
-                list_kernels.search_together(lists, k, *arrays)
+            def together(*arrays: Any) -> Any:
+                return list_kernels.search_together(lists, *arrays)
 
-            in_parallel(together, arrays, thread_count(len(rows), threads))
+            _in_parallel(together, arrays, threads)
             D[rows], ids[rows] = arrays[1:]
         return D, ids
 
     def range_search(
-        self,
-        query: Floats,
-        min_score: float,
-        limit: int,
-        *,
-        mask: NDArray[np.bool_] | None = None,
-        row: int = 0,
-    ) -> tuple[Floats, Ids]:
-        """Return scores and ids of all items with a score of at least ``min_score``, best first.
+        self, query: Floats, min_score: float, limit: int
+    ) -> tuple[Floats, Ids] | None:
+        """Return scores and ids, in any order, of all items that score at least ``min_score``.
 
         Args:
             query: float32 [M * d].
-            limit: maximum number of results.
-            mask: bool [n], the members that may be returned (default: all).
-            row: number of the query, for errors.
+            limit: the search stops at more results than this.
 
-        Raises:
-            DataError: there are more results than ``limit``; or see :meth:`search`.
+        Returns:
+            Scores float32 [n] and ids int64 [n]; None if scores of the query are not finite.
         """
-        lists = self._lists if mask is None else self._lists._replace(mask=mask)
-        limit = min(limit, self.n)
-        D, ids, count = list_kernels.range_search(lists, limit, query, np.float32(min_score))
-        self._check(np.array([count < 0]), row)
-        if count > limit:
-            raise DataError(
-                f"a range search from {min_score:g} has more than {limit:,} results: "
-                "raise the minimum score or the limit"
-            )
-        return D[:count].copy(), ids[:count].copy()
-
-    @staticmethod
-    def _check(wrong: NDArray[np.bool_], first_row: int = 0) -> None:
-        if wrong.any():
-            rows = named_rows(first_row + np.flatnonzero(wrong))
-            raise DataError(
-                f"queries: NaN, infinity or values too large for float32 scores in {rows}"
-            )
+        arrays = self.arrays, min(limit, self.n), query, np.float32(min_score)
+        D, ids, count = list_kernels.range_search(*arrays)
+        return None if count < 0 else (D[:count].copy(), ids[:count].copy())
 
     # Items ------------------------------------------------------------------------------------
 
-    def _rows_of(self, positions: Ids) -> Ids:
-        """Return the rows of members, int64 [m]."""
-        starts = self.arrays.starts
-        return np.searchsorted(starts, positions, side="right") - 1 if len(starts) else positions
+    def codes(self, positions: Ids | None = None) -> Codes:
+        """Return the codes of members, uint8 [n, code_size].
 
-    def _only(self, positions: Ids) -> Self:
-        """Return the lists of a few members, int64 [m] ascending."""
-        rows, arrays = self._rows_of(positions), self.arrays
-        columns = arrays.blocks[rows // BLOCK, :, rows % BLOCK]
-        ids = arrays.members[positions].astype(np.int64)
-        return self._of_columns(columns, ids, arrays.codebooks)
+        Args:
+            positions: int64 [n] (default: all members).
+        """
+        rows = np.arange(self.n) if positions is None else positions
+        if len(self.arrays.starts):
+            rows = np.searchsorted(self.arrays.starts, rows, side="right") - 1
+        columns = self.arrays.blocks[rows // BLOCK, :, rows % BLOCK]
+        return codes_of(columns, *self.codebooks.shape[:2])
 
-    def codes(self, start: int = 0, stop: int | None = None) -> Codes:
-        """Return the codes of members ``start:stop``, uint8 [n, code_size]."""
-        count = (self.n if stop is None else stop) - start
-        columns = np.empty((count, self.arrays.blocks.shape[1]), np.uint8)
-        row = int(self._rows_of(np.array([start]))[0])
-        list_kernels.read_columns(self._lists, row, start, columns)
-        return codes_of(columns, self.M, self.K)
+    def blocks(self, size: int) -> Iterator[tuple[Codes, Ids]]:
+        """Yield codes uint8 [n, code_size] and ids int64 [n] of items that are not hidden."""
+        for start in range(0, self.n, size):
+            positions = np.arange(start, min(self.n, start + size))
+            if len(self.arrays.mask):
+                positions = positions[self.arrays.mask[positions]]
+            yield self.codes(positions), self.arrays.members[positions].astype(np.int64)
 
     def positions(self, ids: Ids) -> Ids:
-        """Return the position of each id among the members, int64 [m]; -1 if it is missing."""
+        """Return the position of each id among the members, int64 [m]; -1 if it is not there."""
         order, ordered = self._by_id
-        places = np.searchsorted(ordered, ids).clip(max=self.n - 1)
-        positions: Ids = np.where(ordered[places] == ids, order[places], -1)
+        ranks = np.searchsorted(ordered, ids).clip(max=self.n - 1)
+        positions: Ids = np.where(ordered[ranks] == ids, order[ranks], -1)
+        if len(self.arrays.mask):
+            positions[~self.arrays.mask[positions]] = -1
         return positions
 
     @cached_property
@@ -360,11 +296,57 @@ class InvertedLists:
         order = np.argsort(self.arrays.members)
         return order, self.arrays.members[order]
 
+    def filtered(self, ids: Ids, *, deny: bool) -> Self:
+        """Return lists in which only the items with these ids, or only the others, are not hidden.
+
+        The arrays are shared, or copied if few items are left.
+        """
+        positions = self.positions(ids)
+        positions = positions[positions >= 0]
+        if deny and not len(positions):
+            return self
+        mask = np.full(self.n, deny)
+        mask[positions] = not deny
+        if len(self.arrays.mask):
+            mask &= self.arrays.mask
+        ntotal = int(np.count_nonzero(mask))
+        if 0 < ntotal * _FEW <= self.n:
+            positions = np.flatnonzero(mask)
+            ids = self.arrays.members[positions].astype(np.int64)
+            return self.build(self.codes(positions), ids, self.codebooks)
+        mask.flags.writeable = False
+        lists = copy.copy(self)
+        lists.arrays, lists.ntotal = self.arrays._replace(mask=mask), ntotal
+        return lists
+
     def crc(self) -> int:
-        """Return the CRC-32 of all codes, then of all ids as int64, in the order of the lists."""
-        value = 0
-        for start in range(0, self.n, _STEP):
-            value = zlib.crc32(self.codes(start, min(start + _STEP, self.n)).data, value)
-        for start in range(0, self.n, _STEP):
-            value = zlib.crc32(self.arrays.members[start : start + _STEP].astype("<i8").data, value)
-        return value
+        """Return the CRC-32 of all codes, XOR that of all ids as int64, in the order of lists."""
+        crc = 0, 0
+        for codes, ids in self.blocks(_STEP):
+            crc = zlib.crc32(codes.data, crc[0]), zlib.crc32(ids.data, crc[1])
+        return crc[0] ^ crc[1]
+
+
+def number_type(largest: int, smallest: int = 0) -> type[np.uint32 | np.int64]:
+    """Return the smallest type of numbers for a range: uint32 or int64."""
+    return np.uint32 if smallest >= 0 and largest < 1 << 32 else np.int64
+
+
+def not_finite(rows: NDArray[Any]) -> DataError:
+    """Return the error of queries without finite scores."""
+    return DataError(
+        f"queries: NaN, infinity or values too large for float32 scores in {named_rows(rows)}"
+    )
+
+
+def _in_parallel(run: Callable[..., int], arrays: Sequence[Any], threads: int | None) -> list[int]:
+    """Return the results of ``run`` for blocks of up to 256 rows of all arrays, in threads."""
+    n = len(arrays[0])
+    useful = n // _QUERIES
+    count = 1 if useful < 2 else min(threads or faiss.omp_get_max_threads(), useful)
+    if count < 2:
+        return [run(*arrays)]
+    step = min(256, -(-n // count))
+    blocks = [[array[start : start + step] for array in arrays] for start in range(0, n, step)]
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(run, *zip(*blocks, strict=True)))

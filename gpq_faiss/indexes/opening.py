@@ -19,7 +19,7 @@ from ..inputs import check_file
 from ..store.changes import changes_path, read_changes
 from ..store.items import Items, ItemSource, RowItems, items_path
 from ..store.rows import RowReader
-from .index import Index, Segment, search_codebooks
+from .index import Index, search_codebooks
 from .list_file import open_lists
 from .lists import InvertedLists
 
@@ -67,10 +67,8 @@ def open_index(source: Any, *, changes: bool = True) -> Index:
     elif kind == "codes":
         index = _from_codes(path)
     elif kind == "lists":
-        arrays, crc = open_lists(path)
-        lists = InvertedLists(arrays)
-        index = Index((Segment(lists, None, lists.n),), arrays.codebooks, form="lists")
-        index = _with_items(index, path, crc)
+        lists, crc = open_lists(path)
+        index = _with_items(Index((lists,), lists.codebooks, form="lists"), path, crc)
     else:
         raise DataError(f"{path} is {kind}, not {_EXPECTED}")
     return _with_changes(index, path) if changes else index
@@ -100,9 +98,8 @@ def _from_faiss(index: Any, name: str) -> Index:
         raise DataError(f"{name} is empty: add codes first (gpq index)")
     Z = search_codebooks(contents.codebooks, contents.metric)
     lists = InvertedLists.build(contents.codes, contents.ids, Z)
-    segment = Segment(lists, None, lists.n)
     options: dict[str, Any] = {"metric_type": contents.metric, "form": contents.kind}
-    return Index((segment,), contents.codebooks, **options)
+    return Index((lists,), contents.codebooks, **options)
 
 
 def _from_codes(path: Path) -> Index:
@@ -112,8 +109,7 @@ def _from_codes(path: Path) -> Index:
     items: ItemSource | None = None
     if reader.labels is not None or reader.text_columns:
         items = RowItems(reader)
-    segment = Segment(lists, None, lists.n)
-    return Index((segment,), reader.header.codebooks, items=items, form="codes")
+    return Index((lists,), reader.header.codebooks, items=items, form="codes")
 
 
 def _with_items(index: Index, path: Path, crc: int | None = None) -> Index:
@@ -122,7 +118,7 @@ def _with_items(index: Index, path: Path, crc: int | None = None) -> Index:
         return index
     items = Items(items_path(path))
     description = items.about
-    lists = index.segments[0].lists
+    lists = index.segments[0]
     if (description.ntotal, description.crc) != (lists.n, lists.crc() if crc is None else crc):
         _log.warning(
             "%s belongs to another index: results of %s come without names; index the codes again",
@@ -138,8 +134,6 @@ def _with_items(index: Index, path: Path, crc: int | None = None) -> Index:
 
 def _with_changes(index: Index, path: Path) -> Index:
     """Apply the changes of an index that its file does not contain."""
-    if not changes_path(path).exists():
-        return index
     changes = read_changes(path, code_size(index.M, index.K), index.fingerprint)
     if changes is None:
         return index

@@ -14,22 +14,20 @@ import errno
 import json
 import os
 import sqlite3
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..codes.checks import Ids
 from ..errors import DataError, one_line
 from ..files import Closing
 from ..inputs import check_file, parse_json
 from .changes import Change
-from .rows import RowReader
+from .rows import RowReader, row_blocks
 
 _EXPECTED = "the names and labels of an index (written by 'gpq index')"
 _SCHEMA = """
@@ -81,26 +79,31 @@ def items_path(index: str | Path) -> Path:
     return Path(f"{index}.items.sqlite")
 
 
-class ItemSource(Protocol):
-    """A source of the names and labels of the items of an index.
+class ItemSource(Closing):
+    """A source of the names and labels of the items of an index; this one has none.
 
     Attributes:
         data_fingerprint: fingerprint of the data set of the items; empty if it is not known.
     """
 
-    data_fingerprint: str
+    data_fingerprint = ""
+
+    def item(self, number: int) -> Item | None:
+        """Return the item with an id; None if it is unknown."""
+        return None
 
     def lookup(self, ids: Ids) -> list[Item | None]:
         """Return the item of each id [n]; None for -1 and unknown ids."""
+        items = {number: self.item(number) for number in np.unique(ids).tolist()}
+        return [items[number] for number in ids.tolist()]
 
     def find(self, name: str) -> list[int]:
-        """Return the ids of the items with a name."""
+        """Return the ids of the items with a name, in ascending order."""
+        return sorted(row[0] for row in self.rows() if row[1] == name)
 
     def rows(self) -> Iterator[Row]:
         """Yield all items as they are stored."""
-
-    def close(self) -> None:
-        """Close the file."""
+        yield from ()
 
 
 # Rows of the items file ---------------------------------------------------------------------------
@@ -109,6 +112,13 @@ class ItemSource(Protocol):
 def as_json(value: Any) -> str | None:
     """Return labels or columns as they are stored; None stays None."""
     return None if value is None else _JSON.encode(value)
+
+
+def _parse(row: Row) -> Item:
+    _, name, labels, columns = row
+    texts = {} if columns is None else parse_json(columns)
+    texts |= {} if name is None else {"name": name}
+    return Item(texts, None if labels is None else tuple(parse_json(labels)))
 
 
 def write_items(path: Path, rows: Iterable[Row], description: About) -> None:
@@ -131,7 +141,7 @@ def write_items(path: Path, rows: Iterable[Row], description: About) -> None:
         raise (OSError(errno.ENOSPC, "") if is_full else OSError(str(error))) from error
 
 
-class Items(Closing):
+class Items(ItemSource):
     """Reader of the items file of an index, by id. Thread-safe.
 
     Attributes:
@@ -143,116 +153,93 @@ class Items(Closing):
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._lock = threading.RLock()
         check_file(self.path, _EXPECTED)
         uri = f"file:{quote(os.fsencode(self.path.absolute()))}?mode=ro"
-        with self._guard():
+        with self._explained():
+            # SQLite itself lets one thread after the other use a connection.
             self._db = sqlite3.connect(uri, uri=True, check_same_thread=False)
             self.about = About(*self._db.execute("SELECT * FROM about").fetchone())
         self.data_fingerprint = self.about.data
 
     @contextlib.contextmanager
-    def _guard(self) -> Iterator[None]:
+    def _explained(self) -> Iterator[None]:
         """Turn errors of SQLite, and of parsing its values, into a one-line DataError."""
         try:
-            with self._lock:
-                yield
+            yield
         except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
             raise DataError(
                 f"{self.path} is truncated, damaged or foreign ({one_line(error)}): "
                 "index the codes again"
             ) from error
 
-    def lookup(self, ids: Ids) -> list[Item | None]:
-        """Return the item of each id [n]; None for -1 and unknown ids."""
-        items: dict[int, Item] = {}
-        query = "SELECT name, labels, columns FROM items WHERE id = ?"
-        with self._guard():
-            for number in np.unique(ids[ids != -1]).tolist():
-                for name, labels, columns in self._db.execute(query, (number,)):
-                    texts = {} if columns is None else parse_json(columns)
-                    texts |= {} if name is None else {"name": name}
-                    classes = None if labels is None else tuple(parse_json(labels))
-                    items[number] = Item(texts, classes)
-        return [items.get(number) for number in ids.tolist()]
+    def item(self, number: int) -> Item | None:
+        """Return the item with an id; None if it is unknown."""
+        query = "SELECT id, name, labels, columns FROM items WHERE id = ?"
+        with self._explained():
+            row = self._db.execute(query, (number,)).fetchone()
+            return None if row is None else _parse(row)
 
     def find(self, name: str) -> list[int]:
         """Return the ids of the items with a name, in ascending order."""
         query = "SELECT id FROM items WHERE name = ? ORDER BY id"
-        with self._guard():
+        with self._explained():
             return [number for (number,) in self._db.execute(query, (name,))]
 
     def rows(self) -> Iterator[Row]:
         """Yield all items as they are stored, by ascending id."""
-        with self._guard():
+        with self._explained():
             yield from self._db.execute("SELECT id, name, labels, columns FROM items ORDER BY id")
 
     def close(self) -> None:
         """Close the file."""
-        with self._lock:
-            self._db.close()
+        self._db.close()
 
 
-class RowItems(Closing):
+class RowItems(ItemSource):
     """Names and labels in the rows of a codes or features file, read by id."""
 
     def __init__(self, reader: RowReader) -> None:
         self._reader, self.data_fingerprint = reader, reader.header.data_fingerprint
         self._order = np.argsort(reader.ids, kind="stable")
-        self._sorted_ids: NDArray[np.int64] = reader.ids[self._order]
 
-    def lookup(self, ids: Ids) -> list[Item | None]:
-        """Return the item of each id [n]; None for -1 and unknown ids."""
-        positions = np.searchsorted(self._sorted_ids, ids).clip(max=self._reader.ntotal - 1)
-        rows = np.where(self._sorted_ids[positions] == ids, self._order[positions], -1)
-        return [None if row < 0 else self._item(row) for row in rows.tolist()]
-
-    def _item(self, row: int) -> Item:
-        reader = self._reader
-        texts = {name: str(column[0]) for name, column in reader.texts(row, row + 1).items()}
-        if reader.labels is None:
-            return Item(texts)
-        flags = np.unpackbits(reader.labels[row], count=len(reader.header.class_names))
-        names = (reader.header.class_names[number] for number in np.flatnonzero(flags))
-        return Item(texts, tuple(sorted(names)))
-
-    def find(self, name: str) -> list[int]:
-        """Return the ids of the items with a name, in ascending order."""
-        return sorted(row[0] for row in self.rows() if row[1] == name)
+    def item(self, number: int) -> Item | None:
+        """Return the item with an id; None if it is unknown."""
+        ids = self._reader.ids
+        rank = int(np.searchsorted(ids, number, sorter=self._order))
+        if rank == len(ids) or ids[self._order[rank]] != number:
+            return None
+        row = int(self._order[rank])
+        return _parse(self._block(row, row + 1)[0])
 
     def rows(self) -> Iterator[Row]:
         """Yield all items as an items file stores them, in the order of the file."""
-        reader = self._reader
-        classes = np.array(reader.header.class_names, dtype=object)
-        for start in range(0, reader.ntotal, _BLOCK):
-            block = slice(start, start + _BLOCK)
-            ids = reader.ids[block].tolist()
-            texts = {
-                name: column.tolist()
-                for name, column in reader.texts(start, start + _BLOCK).items()
-            }
-            names = [name or None for name in texts.pop("name", [None] * len(ids))]
-            columns: Sequence[str | None] = [None] * len(ids)
-            if texts:
-                columns = [
-                    as_json(dict(zip(texts, row, strict=True)))
-                    for row in zip(*texts.values(), strict=True)
-                ]
-            labels: Sequence[str | None] = [None] * len(ids)
-            if reader.labels is not None:
-                # Many rows have the same labels, so each distinct set is encoded once.
-                distinct, inverse = np.unique(reader.labels[block], axis=0, return_inverse=True)
-                flags = np.unpackbits(distinct, axis=1, count=len(classes)).astype(bool)
-                encoded = [as_json(sorted(classes[row])) for row in flags]
-                labels = [encoded[number] for number in inverse.tolist()]
-            yield from zip(ids, names, labels, columns, strict=True)
+        for block in row_blocks(self._reader.ntotal, _BLOCK):
+            yield from self._block(block.start, block.stop)
+
+    def _block(self, start: int, stop: int) -> list[Row]:
+        """Return the items of rows ``start:stop`` as an items file stores them."""
+        reader, missing = self._reader, [None] * (stop - start)
+        texts = {name: column.tolist() for name, column in reader.texts(start, stop).items()}
+        names = [name or None for name in texts.pop("name", missing)]
+        columns, labels = list[str | None](missing), list[str | None](missing)
+        if texts:
+            records = zip(*texts.values(), strict=True)
+            columns = [as_json(dict(zip(texts, record, strict=True))) for record in records]
+        if reader.labels is not None:
+            # Many rows have the same labels, so each distinct set is encoded once.
+            distinct, inverse = np.unique(reader.labels[start:stop], axis=0, return_inverse=True)
+            classes = np.array(reader.header.class_names, dtype=object)
+            flags = np.unpackbits(distinct, axis=1, count=len(classes)).astype(bool)
+            encoded = [as_json(sorted(classes[row])) for row in flags]
+            labels = [encoded[number] for number in inverse.tolist()]
+        return list(zip(reader.ids[start:stop].tolist(), names, labels, columns, strict=True))
 
     def close(self) -> None:
         """Close the file."""
         self._reader.close()
 
 
-class ChangedItems(Closing):
+class ChangedItems(ItemSource):
     """Names and labels of items, some of which have changed since their index was written.
 
     The name and labels of a changed item come from its change alone. A source made from another
@@ -260,35 +247,30 @@ class ChangedItems(Closing):
     """
 
     def __init__(self, source: ItemSource | None, changes: Mapping[int, Change]) -> None:
-        self.source, self._changes = source, dict[int, Change]()
+        self.source, self._changes = source or ItemSource(), dict[int, Change]()
         if isinstance(source, ChangedItems):
             self.source, self._changes = source.source, source._changes
         self._changes.update(changes)
-        self.data_fingerprint = "" if source is None else source.data_fingerprint
+        self.data_fingerprint = self.source.data_fingerprint
 
-    def lookup(self, ids: Ids) -> list[Item | None]:
-        """Return the item of each id [n]; None for -1 and unknown ids."""
-        items: list[Item | None] = [None] * len(ids)
-        if self.source is not None:
-            items = self.source.lookup(ids)
-        for position, number in enumerate(ids.tolist()):
-            change = self._changes.get(number)
-            if change is not None:
-                texts = {"name": change.name} if change.name else {}
-                items[position] = None if change.code is None else Item(texts, change.labels)
-        return items
+    def item(self, number: int) -> Item | None:
+        """Return the item with an id; None if it is unknown or was removed."""
+        change = self._changes.get(number)
+        if change is None:
+            return self.source.item(number)
+        texts = {"name": change.name} if change.name else {}
+        return None if change.code is None else Item(texts, change.labels)
 
     def find(self, name: str) -> list[int]:
         """Return the ids of the items with a name, in ascending order."""
         changes = dict(self._changes)  # another thread may add changes meanwhile
-        numbers = [] if self.source is None else self.source.find(name)
-        unchanged = [number for number in numbers if number not in changes]
+        unchanged = [number for number in self.source.find(name) if number not in changes]
         changed = [number for number, change in changes.items() if change.name == name]
         return sorted([*unchanged, *changed])
 
     def rows(self) -> Iterator[Row]:
         """Yield all items as an items file stores them: first those that have not changed."""
-        for row in () if self.source is None else self.source.rows():
+        for row in self.source.rows():
             if row[0] not in self._changes:
                 yield row
         for number, change in self._changes.items():
@@ -298,5 +280,4 @@ class ChangedItems(Closing):
 
     def close(self) -> None:
         """Close the source of the unchanged items."""
-        if self.source is not None:
-            self.source.close()
+        self.source.close()

@@ -13,8 +13,8 @@ dataset            type                      meaning
 =================  ========================  ====================================================
 
 Labels, class names and texts are optional. Fingerprints are attributes. The datasets are
-contiguous, so that readers map them. A file is written once, as a whole; until then its rows are in
-raw files in ``.NAME.partial/``, complete up to the last row that ``progress.json`` records,
+contiguous, so that readers map them. A file is written once, as a whole; until then its rows are
+records in ``.NAME.partial/rows``, complete up to the last row that ``progress.json`` records,
 whatever ends the process.
 """
 
@@ -84,7 +84,7 @@ class Header:
         extra: further JSON values.
 
     Raises:
-        DataError: the codebooks are invalid, or a class name repeats.
+        DataError: the codebooks are invalid.
     """
 
     kind: Kind
@@ -97,8 +97,6 @@ class Header:
 
     def __post_init__(self) -> None:
         check_codebooks(self.codebooks, unit=False)
-        if len(set(self.class_names)) != len(self.class_names):
-            raise DataError("class names repeat: every class needs its own")
 
     @property
     def width(self) -> int:
@@ -107,13 +105,13 @@ class Header:
         return M * d if self.kind == "features" else code_size(M, K)
 
     @property
-    def columns(self) -> dict[str, np.dtype[Any]]:
-        """Dataset name -> type of a row: a number, or an array of numbers."""
+    def row(self) -> np.dtype[Any]:
+        """A row as a record, with a field for each dataset."""
         base = "<f4" if self.kind == "features" else "u1"
-        columns = {str(self.kind): np.dtype((base, (self.width,))), "ids": np.dtype("<i8")}
+        fields: list[Any] = [(self.kind, base, (self.width,)), ("ids", "<i8")]
         if self.class_names:
-            columns["labels"] = np.dtype(("u1", ((len(self.class_names) + 7) // 8,)))
-        return columns
+            fields.append(("labels", "u1", ((len(self.class_names) + 7) // 8,)))
+        return np.dtype(fields)
 
     def attributes(self) -> dict[str, Any]:
         """Return the attributes of a file."""
@@ -168,16 +166,9 @@ class RowReader(Closing):
                     f"{path} is of model {header.model_fingerprint}, not {model_fingerprint}: "
                     "encode the data again with this model"
                 )
-            arrays = {name: self._map(name, row) for name, row in header.columns.items()}
-            lengths = {name: len(array) for name, array in arrays.items()}
-            if len(set(lengths.values())) != 1:
-                raise DataError(f"columns of different lengths {lengths}: it is damaged")
-            self.values, self.ids, self.labels = (
-                arrays[header.kind],
-                arrays["ids"],
-                arrays.get("labels"),
-            )
-            self.ntotal = len(self.ids)
+            self.ntotal = len(dataset(self._h5, "ids"))
+            self.values, self.ids = self._map(header.kind), self._map("ids")
+            self.labels = self._map("labels") if header.class_names else None
             if header.kind == "codes":
                 check_codes(self.values, *header.codebooks.shape[:2], name=str(path))
             self._texts = dict(self._h5.get("texts", {}))
@@ -185,13 +176,13 @@ class RowReader(Closing):
             self.versions = parse_json(self._h5.attrs["versions"])
             self._stack = stack.pop_all()
 
-    def _map(self, name: str, row: np.dtype[Any]) -> NDArray[Any]:
-        array = dataset(self._h5, name)
-        offset = array.id.get_offset()
-        if array.dtype != row.base or array.shape[1:] != row.shape or offset is None:
-            shape = list(array.shape)
-            raise DataError(f"{name!r} is {array.dtype} {shape}, not of this form: it is damaged")
-        return np.memmap(self.path, row.base, "r", offset, array.shape)
+    def _map(self, name: str) -> NDArray[Any]:
+        array, row = dataset(self._h5, name), self.header.row[name]
+        offset, shape = array.id.get_offset(), (self.ntotal, *row.shape)
+        if (array.dtype, array.shape) != (row.base, shape) or offset is None:
+            form = f"{array.dtype} {list(array.shape)}"
+            raise DataError(f"{name!r} is {form}, not {row.base} {list(shape)}: it is damaged")
+        return np.memmap(self.path, row.base, "r", offset, shape)
 
     def texts(self, start: int = 0, stop: int | None = None) -> dict[str, Texts]:
         """Return the columns of texts of rows ``start:stop``, StringDType [n] by name."""
@@ -252,37 +243,26 @@ class RowWriter(Closing):
     def __init__(self, path: str | Path, header: Header, *, overwrite: bool = False) -> None:
         self.path, self.header = check_output(path, overwrite=overwrite), header
         self.folder = self.path.with_name(f".{self.path.name}.partial")
-        self._raw = {name: self.folder / f"{name}.raw" for name in header.columns}
         with writing(self.path), contextlib.ExitStack() as stack:
             stack.enter_context(unfinished(self.folder, self.path, keep=(PROGRESS,)))
+            self._file = stack.enter_context((self.folder / "rows").open("a+b"))
             self.rows, self.state = self._read_progress()
-            self._files = {}
-            for name, row in header.columns.items():
-                self._raw[name].touch()
-                file = stack.enter_context(self._raw[name].open("r+b"))
-                file.truncate(self.rows * row.itemsize)
-                file.seek(0, os.SEEK_END)
-                self._files[name] = file
+            self._file.truncate(self.rows * header.row.itemsize)
             self._stack = stack.pop_all()
-        self._committed = self.rows
-        self._last_commit = time.monotonic()
+        self._committed, self._last_commit = self.rows, time.monotonic()
 
     def _read_progress(self) -> tuple[int, dict[str, Any]]:
-        if not (self.folder / PROGRESS).exists():
+        path = self.folder / PROGRESS
+        if not path.exists():
             return 0, {}
-        with contextlib.suppress(DataError, KeyError, TypeError, ValueError, OSError):
-            progress = read_json(self.folder / PROGRESS, "the progress of an unfinished file")
-            rows = int(progress["rows"])
-            complete = all(
-                self._raw[name].stat().st_size >= rows * row.itemsize
-                for name, row in self.header.columns.items()
-            )
-            if complete and progress["header"] == self.header.fingerprint():
-                _log.info("%s: resuming after row %s", self.folder, f"{rows:,}")
-                return rows, dict(progress["state"])
-        _log.warning("%s is discarded: it is of another model, data set or version", self.folder)
-        (self.folder / PROGRESS).unlink()
-        return 0, {}
+        progress = read_json(path, "the progress of an unfinished file")
+        stored = self._file.seek(0, os.SEEK_END) // self.header.row.itemsize
+        if progress["header"] != self.header.fingerprint() or progress["rows"] > stored:
+            _log.warning("%s is discarded: it is of another model or data set", self.folder)
+            path.unlink()
+            return 0, {}
+        _log.info("%s: resuming after row %s", self.folder, f"{progress['rows']:,}")
+        return progress["rows"], progress["state"]
 
     def append(
         self,
@@ -301,25 +281,19 @@ class RowWriter(Closing):
             state: a small JSON object (such as a position in the source) to commit with these rows.
 
         Raises:
-            DataError: an array of another shape or type, values that are not finite or not codes,
-                or the disk is full.
+            DataError: values of another width, not finite, or not codes; or the disk is full.
         """
-        arrays: dict[str, Any] = {self.header.kind: values, "ids": ids, "labels": labels}
-        block = f"{self.path} (from row {self.rows:,})"
-        for name, row in self.header.columns.items():
-            array = np.asarray(arrays[name])
-            if array.dtype != row.base or array.shape != (len(values), *row.shape):
-                expected = f"{row.base} {[len(values), *row.shape]}"
-                raise DataError(
-                    f"{block}: {name}: {array.dtype} {list(array.shape)}, expected {expected}"
-                )
-        if self.header.kind == "codes":
-            check_codes(values, *self.header.codebooks.shape[:2], name=f"{block}: codes")
+        header, name = self.header, f"{self.path} (from row {self.rows:,}): {self.header.kind}"
+        records = np.empty(len(values), header.row)
+        if header.kind == "codes":
+            records["codes"] = check_codes(values, *header.codebooks.shape[:2], name=name)
         else:
-            check_vectors(values, self.header.width, name=f"{block}: features")
+            records["features"] = check_vectors(values, header.width, name=name)
+        records["ids"] = ids
+        if header.class_names:
+            records["labels"] = labels
         with writing(self.path):
-            for name, file in self._files.items():
-                file.write(np.ascontiguousarray(arrays[name]).data)
+            self._file.write(records.data)
         self.rows, self.state = self.rows + len(values), dict(state or self.state)
         if time.monotonic() - self._last_commit >= COMMIT_SECONDS:
             self.commit()
@@ -335,9 +309,8 @@ class RowWriter(Closing):
             return
         progress = {"header": self.header.fingerprint(), "rows": self.rows, "state": self.state}
         with writing(self.path):
-            for file in self._files.values():
-                file.flush()
-                os.fsync(file.fileno())
+            self._file.flush()
+            os.fsync(self._file.fileno())
             write_json(self.folder / PROGRESS, progress)
         self._committed = self.rows
 
@@ -354,53 +327,48 @@ class RowWriter(Closing):
         if self.rows == 0:
             raise DataError(f"{self.path}: there is no row to write")
         self.commit()
+        header = self.header
         with atomic_path(self.path) as temporary, h5py.File(temporary, "w", locking=False) as h5:
-            for name, row in self.header.columns.items():
-                self._copy_column(h5, name, row)
+            self._copy_rows(h5)
             if texts:
                 assert item_ids is not None
                 order = np.argsort(item_ids, kind="stable")
-                ids = np.fromfile(self._raw["ids"], "<i8", self.rows)
-                positions = order[np.searchsorted(item_ids[order], ids)]
-            for name, column in (texts or {}).items():
-                strings = column[positions].tolist()
-                h5.create_dataset(f"texts/{name}", data=strings, dtype=h5py.string_dtype())
-            if self.header.class_names:
-                names = list(self.header.class_names)
+                positions = order[np.searchsorted(item_ids[order], h5["ids"][()])]
+                for name, column in texts.items():
+                    strings = column[positions].tolist()
+                    h5.create_dataset(f"texts/{name}", data=strings, dtype=h5py.string_dtype())
+            if header.class_names:
+                names = list(header.class_names)
                 h5.create_dataset("class_names", data=names, dtype=h5py.string_dtype())
-            h5.create_dataset("codebooks", data=self.header.codebooks.astype("<f4"))
-            h5.attrs.update(self.header.attributes())
+            h5.create_dataset("codebooks", data=header.codebooks.astype("<f4"))
+            h5.attrs.update(header.attributes())
             h5.attrs["versions"] = json.dumps(versions("numpy", "h5py"))
         (self.folder / PROGRESS).unlink()
         self.close()
         return self.path
 
-    def _copy_column(self, h5: h5py.File, name: str, row: np.dtype[Any]) -> None:
-        column = h5.create_dataset(name, (self.rows, *row.shape), row.base)
-        step = max(1, _BLOCK_BYTES // row.itemsize)
-        with (
-            self._raw[name].open("rb") as file,
-            stage(f"writing {name}", self.rows, "row") as writing_rows,
-        ):
-            for start in range(0, self.rows, step):
-                block = np.fromfile(file, row, min(step, self.rows - start))
-                column[start : start + len(block)] = block
-                writing_rows.advance(len(block))
+    def _copy_rows(self, h5: h5py.File) -> None:
+        row = self.header.row
+        for name in row.names or ():
+            h5.create_dataset(name, (self.rows, *row[name].shape), row[name].base)
+        self._file.seek(0)
+        with stage("writing rows", self.rows, "row") as writing_rows:
+            for block in row_blocks(self.rows, max(1, _BLOCK_BYTES // row.itemsize)):
+                records = np.fromfile(self._file, row, block.stop - block.start)
+                for name in row.names or ():
+                    h5[name][block] = records[name]
+                writing_rows.advance(len(records))
 
     def close(self) -> None:
-        """Close the files; unfinished rows are kept for a later run."""
+        """Close the file; unfinished rows are kept for a later run."""
         # On a full disk, buffered bytes of rows that are not committed cannot be written.
         with contextlib.suppress(OSError):
             self._stack.close()
 
-    def __exit__(self, kind: object = None, *_: object) -> None:
-        try:
-            if self.rows:
-                # A second error, such as a full disk, must not hide the first.
-                with contextlib.suppress(*([DataError] if kind else [])):
-                    self.commit()
-        finally:
-            self.close()
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(DataError):  # the disk is full: earlier rows are kept
+            self.commit()
+        self.close()
 
 
 def discard_unfinished(path: Path) -> None:

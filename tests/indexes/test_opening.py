@@ -1,18 +1,14 @@
 """Opening an index: its names belong to it, and the changes of a service are applied."""
 
-import contextlib
-import logging
 import shutil
-import sqlite3
 import time
 
-import faiss
 import numpy as np
 import pytest
-from index_factory import books, make_model, make_rows, queries, random_codes, random_ids, same
+from index_factory import books, make_model, make_rows, random_codes, random_ids
 
-from gpq_faiss import Index, index, info, open_index
-from gpq_faiss.errors import DataError, MismatchError
+from gpq_faiss import index, open_index
+from gpq_faiss.errors import DataError
 from gpq_faiss.store.changes import ChangeWriter, changes_path, read_changes
 from gpq_faiss.store.hdf5 import as_texts
 from gpq_faiss.store.items import Item, items_path
@@ -35,8 +31,8 @@ def codes(path, ids=IDS, values=CODES, prefix="item", classes=("cat", "dog")):
     """Write rows of which odd ones have the last class and even ones the first."""
     names = as_texts(f"{prefix} {number}" for number in ids.tolist())
     flags = np.eye(len(classes), dtype=bool)[np.arange(len(ids)) % 2 * (len(classes) - 1)]
-    about = {"texts": {"name": names}, "class_names": classes}
-    return make_rows(path, values, ids, Z, labels=np.packbits(flags, axis=1), **about)
+    options = {"texts": {"name": names}, "class_names": classes}
+    return make_rows(path, values, ids, Z, labels=np.packbits(flags, axis=1), **options)
 
 
 def built(folder, form="index.faiss", source="codes.h5", **options):
@@ -84,52 +80,16 @@ def test_names_and_labels_come_with_the_index(folder, form):
         assert opened.items.lookup(np.array([3, 6, 4])) == expected
 
 
-def test_index_goes_without_names(folder):
-    path = built(folder, names=False)
-    assert not items_path(path).exists()
-    assert open_index(path).items is None
-
-
 @pytest.mark.parametrize("form", ["index.faiss", "index.lists"])
 def test_names_of_another_index_are_not_shown(folder, form, caplog):
     path = built(folder, form)
     codes(folder / "other.h5", IDS + 1)
-    other = built(folder, f"other-{form}", "other.h5")
-    shutil.copy(items_path(other), items_path(path))
+    another = built(folder, f"other-{form}", "other.h5")
+    shutil.copy(items_path(another), items_path(path))
     before = items_path(path).read_bytes()
     assert open_index(path).items is None
     assert "items.sqlite belongs to another index: results of" in caplog.text
     assert items_path(path).read_bytes() == before
-
-
-def test_renamed_index_keeps_its_names(folder):
-    path = built(folder)
-    moved = path.rename(folder / "moved.faiss")
-    items_path(path).rename(items_path(moved))
-    assert contents(open_index(moved)) == START
-
-
-def test_rebuilt_index_drops_the_old_names(folder):
-    path = built(folder)
-    built(folder, names=False, overwrite=True)
-    assert not items_path(path).exists()
-
-
-def test_every_source_keeps_its_classes(folder):
-    codes(folder / "more.h5", IDS + 1, prefix="more", classes=("emu", "fox", "cat"))
-    sources = [folder / "codes.h5", folder / "more.h5"]
-    with open_index(index(folder / "model", sources, folder / "both.faiss")) as opened:
-        expected = ("cat",), ("emu",), ("dog",), ("cat",)
-        looked_up = opened.items.lookup(np.array([0, 1, 3, 4]))
-        assert tuple(item.labels for item in looked_up) == expected
-        assert [item.name for item in looked_up[:2]] == ["item 0", "more 1"]
-
-
-def test_items_file_without_its_tables_is_one_line(folder):
-    path = built(folder)
-    items_path(path).write_bytes(b"SQLite format 3\0")
-    with pytest.raises(DataError, match=r"items.sqlite is truncated, damaged or foreign"):
-        open_index(path)
 
 
 # Changes ------------------------------------------------------------------------------------------
@@ -146,14 +106,6 @@ def test_changes_are_applied(folder, form):
         assert contents(opened) == expected
         assert opened.items.lookup(np.array([6, 3])) == [Item({"name": "replaced"}, ("new",)), None]
     assert contents(open_index(path, changes=False)) == START
-
-
-def test_changed_index_searches_as_a_new_one(folder):
-    path, xq = built(folder), queries(5, M * 4)
-    change(path, {3: REMOVE, 6: add(0), 1000: add(1)})
-    ids = np.array([*(i for i in IDS.tolist() if i not in (3, 6)), 6, 1000])
-    values = np.concatenate([CODES[~np.isin(IDS, (3, 6))], NEW[:2]])
-    assert same(open_index(path).search(xq, 59), Index.build(values, Z, ids).search(xq, 59))
 
 
 @pytest.mark.parametrize("form", ["index.faiss", "index.lists"])
@@ -178,18 +130,6 @@ def test_changes_after_those_taken_up_are_applied(folder):
     shutil.copy(changes_path(path), changes_path(new))  # the service opens the newer index
     assert contents(open_index(new)) == expected
     assert expected[3] == (bytes(NEW[1]), "again")
-
-
-def test_only_later_changes_are_applied(folder, caplog):
-    caplog.set_level(logging.INFO, "gpq_faiss")
-    path = built(folder)
-    change(path, {3: REMOVE, 6: add(0)})
-    new = index(folder / "model", path, folder / "new.faiss")
-    change(path, {9: REMOVE})
-    shutil.copy(changes_path(path), changes_path(new))
-    caplog.clear()
-    open_index(new)
-    assert "new.faiss.changes.sqlite: 1 changes are applied" in caplog.text
 
 
 def test_nightly_rebuild_neither_undoes_nor_loses_a_change(folder):
@@ -227,46 +167,6 @@ def test_index_without_any_item_is_one_line(folder):
         open_index(path)
 
 
-def test_changes_of_other_codebooks_are_a_mismatch(folder):
-    path, other = built(folder), folder / "other.faiss"
-    faiss.write_index(Index.build(CODES, books(M, seed=1)).to_faiss(), str(other))
-    change(other, {3: REMOVE})
-    shutil.copy(changes_path(other), changes_path(path))
-    with pytest.raises(MismatchError, match="changes of an index with other codebooks"):
-        open_index(path)
-
-
-@pytest.mark.parametrize("damage", [b"", b"SQLite format 3\0", b"x" * 5000])
-def test_damaged_changes_are_one_line(folder, damage):
-    path = built(folder)
-    changes_path(path).write_bytes(damage)
-    with pytest.raises(DataError, match=r"changes\.sqlite cannot be read as changes of an index"):
-        open_index(path)
-
-
-def test_journal_that_a_kill_left_is_rolled_back(folder):
-    path = built(folder)
-    change(path, {3: REMOVE})
-    with contextlib.closing(sqlite3.connect(changes_path(path), isolation_level=None)) as db:
-        db.execute("PRAGMA cache_size = 1")
-        db.execute("BEGIN IMMEDIATE")
-        rows = [(number, 2, None, "x" * 900, None) for number in range(100)]
-        db.executemany("REPLACE INTO changes VALUES (?, ?, ?, ?, ?)", rows)
-        killed = folder / "killed.faiss"
-        for file in folder.glob("index.faiss*"):
-            shutil.copy(file, folder / file.name.replace("index", "killed", 1))
-    assert (folder / "killed.faiss.changes.sqlite-journal").exists()
-    assert contents(open_index(killed)).keys() == START.keys() - {3}
-
-
-def test_info_counts_the_changes(folder):
-    path = built(folder)
-    change(path, {3: REMOVE, 1000: add(1), 1001: add(2)})
-    about = info(path)
-    assert (about["ntotal"], about["changed_items"]) == (N + 1, 3)
-    assert (about["changes"], about["names"]) == (str(changes_path(path)), str(items_path(path)))
-
-
 # Mapped lists -------------------------------------------------------------------------------------
 
 
@@ -278,13 +178,3 @@ def test_lists_open_at_once(folder):
     start = time.perf_counter()
     assert open_index(path).ntotal == n
     assert time.perf_counter() - start < 0.1
-
-
-@pytest.mark.parametrize(
-    "damage", [lambda data: data[:-9], lambda data: data[:100], lambda data: data[:9]]
-)
-def test_damaged_lists_are_one_line(folder, damage):
-    path = built(folder, "index.lists")
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(DataError, match=r"index\.lists"):
-        open_index(path)

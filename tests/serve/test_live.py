@@ -44,9 +44,7 @@ def publish(path, items, contained=("", 0), Z=Z):
         for id_, (_, name, labels) in items.items()
     ]
     items_path(path).unlink(missing_ok=True)
-    write_items(
-        items_path(path), rows, About(len(items), index.segments[0].lists.crc(), "", *contained)
-    )
+    write_items(items_path(path), rows, About(len(items), index.segments[0].crc(), "", *contained))
     write_index(index.to_faiss(), path)
 
 

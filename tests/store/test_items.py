@@ -89,15 +89,15 @@ def test_items_in_a_codes_file(values):
     names = as_texts(value.name or "" for value in items.values())
     texts = {"name": names, "title": as_texts(value.texts["title"] for value in items.values())}
     ids = np.array([*items], np.int64)
-    about = {"labels": np.packbits(flags, axis=1), "class_names": CLASSES, "texts": texts}
+    options = {"labels": np.packbits(flags, axis=1), "class_names": CLASSES, "texts": texts}
     with tempfile.TemporaryDirectory() as folder:
         codes = np.zeros((len(ids), 2), np.uint8)
-        path = make_rows(Path(folder, "codes.h5"), codes, ids, books(4), **about)
+        path = make_rows(Path(folder, "codes.h5"), codes, ids, books(4), **options)
         with RowReader(path) as reader:
             source = RowItems(reader)
             for number, value in zip(items, source.lookup(ids), strict=True):
                 assert (value.name, value.labels) == (items[number].name, items[number].labels)
-            rows = {number: rest for number, *rest in source.rows()}
+            rows = {number: texts for number, *texts in source.rows()}
             assert rows == {number: list(row(number, value)[1:]) for number, value in items.items()}
 
 
@@ -164,14 +164,3 @@ def test_damaged_file_is_one_line(tmp_path, damage):
         path.write_bytes(damage)
     with pytest.raises(DataError, match=r"items .*index the codes again"), Items(path) as items:
         items.lookup(np.array([3, 5]))
-
-
-def test_missing_file_is_one_line(tmp_path):
-    with pytest.raises(DataError, match="items not found: the names and labels of an index"):
-        Items(tmp_path / "items")
-
-
-def test_invalid_utf8_of_names_is_escaped():
-    assert as_texts([b"caf\xe9.jpg".decode("utf-8", "surrogateescape")]).tolist() == [
-        "caf\\xe9.jpg"
-    ]
