@@ -1,10 +1,8 @@
 """An index that changes: its answers are those of brute force, whatever is published over it."""
 
 import json
-import shutil
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +19,7 @@ from gpq_faiss.indexes.index import Index
 from gpq_faiss.indexes.opening import open_index
 from gpq_faiss.serve.live import LiveIndex, RequestError
 from gpq_faiss.store.changes import changes_path
-from gpq_faiss.store.items import About, Item, items_path, write_items
+from gpq_faiss.store.items import About, items_path, write_items
 
 M, K, D = 4, 16, 5
 Z, OTHER = np.random.default_rng(0).standard_normal((2, M, K, D)).astype(np.float32)
@@ -44,17 +42,16 @@ def publish(path, items, contained=("", 0), Z=Z):
         for id_, (_, name, labels) in items.items()
     ]
     items_path(path).unlink(missing_ok=True)
-    write_items(
-        items_path(path), rows, About(len(items), index.segments[0].lists.crc(), "", *contained)
-    )
+    crc = index.segments[0].lists.crc()
+    write_items(items_path(path), rows, About(len(items), crc, "", *contained))
     write_index(index.to_faiss(), path)
 
 
 def items_of(ids, seed=1):
     codes = random_codes(seed, len(ids))
     return {
-        id_: (codes[row].tobytes(), f"{seed} {id_}", (f"label {id_ % 2}",))
-        for row, id_ in enumerate(ids)
+        id_: (code.tobytes(), f"{seed} {id_}", (f"label {id_ % 2}",))
+        for id_, code in zip(ids, codes, strict=True)
     }
 
 
@@ -67,14 +64,11 @@ def path(tmp_path):
 def check(live, items):
     """Compare an index with brute force over its items."""
     index = live.index
-    assert index.ntotal == len(items)
-    assert sorted(index.ids) == sorted(items)
-    items_found = index.items.lookup(np.array([*items], np.int64))
-    assert [(item.name, item.labels) for item in items_found] == [
-        item[1:] for item in items.values()
-    ]
+    ids = np.array(sorted(items), np.int64)
+    assert index.ids.tolist() == ids.tolist()
+    named = live.items.lookup(ids)
+    assert [(item.name, item.labels) for item in named] == [items[id_][1:] for id_ in ids.tolist()]
     if items:
-        ids = np.array(sorted(items))
         codes = np.array([np.frombuffer(items[id_][0], np.uint8) for id_ in ids.tolist()])
         xq = np.random.default_rng(0).standard_normal((3, M * D)).astype(np.float32)
         expected = Index.build(codes, Z, ids).search(xq, len(ids))
@@ -95,13 +89,13 @@ class Life(RuleBasedStateMachine):
     def begin(self, ids):
         self.folder = tempfile.TemporaryDirectory()
         self.path = Path(self.folder.name) / "index.faiss"
-        self.filed, self.changed, self.given = items_of(ids), {}, max(ids)
-        publish(self.path, self.filed)
+        self.published, self.changed, self.largest = items_of(ids), {}, max(ids)
+        publish(self.path, self.published)
         self.live = open_live(self.path, writable=True)
 
     @property
     def items(self):
-        items = {**self.filed, **self.changed}
+        items = {**self.published, **self.changed}
         return {id_: item for id_, item in items.items() if item is not None}
 
     @rule(id_=st.none() | ids, seed=st.integers(0, 9), name=st.none() | names, labels=labels)
@@ -112,8 +106,8 @@ class Life(RuleBasedStateMachine):
                 self.live.change(id_, *item)
             return
         number = self.live.change(id_, *item)
-        assert number == id_ or (id_ is None and number > self.given)
-        self.given = max(self.given, number)
+        assert number == id_ or (id_ is None and number > self.largest)
+        self.largest = max(self.largest, number)
         self.changed[number] = item
 
     @rule(id_=ids)
@@ -127,15 +121,15 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def open_again(self):
-        self.given = max(-1, *self.filed, *self.changed)
+        self.largest = max(-1, *self.published, *self.changed)
         self.live.close()
         self.live = open_live(self.path, writable=True)
 
     @rule(ids=id_sets, seed=st.integers(2, 9))
     def publish_a_rebuild(self, ids, seed):
-        self.filed = items_of(ids, seed)
-        self.given = max(self.given, *ids)
-        publish(self.path, self.filed)
+        self.published = items_of(ids, seed)
+        self.largest = max(self.largest, *ids)
+        publish(self.path, self.published)
         self.live.watch()
 
     @rule()
@@ -167,39 +161,17 @@ TestLife.settings = settings(
 )
 
 
-def test_a_rebuild_does_not_undo_changes(path):
-    with open_live(path, writable=True) as live:
-        live.change(3, None)
-        live.change(None, CODE, "added", ("x",))
-        publish(path, items_of(range(12), seed=2))
-        live.watch()
-        expected = {**items_of(range(12), seed=2), 10: (CODE, "added", ("x",))}
-        del expected[3]
-        check(live, expected)
-
-
 def test_changes_after_those_in_the_index_are_applied(path):
     with open_live(path, writable=True) as live:
         live.change(3, None)
-        taken_up = open_index(path)
+        contained = open_index(path).contained
         live.change(4, None)
         live.change(3, CODE, "again")
         items = items_of(range(10))
-        del items[3]
-        publish(path, items, taken_up.contained)
+        publish(path, {id_: item for id_, item in items.items() if id_ != 3}, contained)
         live.watch()
         del items[4]
         check(live, {**items, 3: (CODE, "again", None)})
-
-
-def test_a_free_id_is_never_one_of_a_removed_item(path):
-    with open_live(path, writable=True) as live:
-        assert live.change(None, CODE) == 10
-        live.change(10, None)
-        assert live.change(None, CODE) == 11
-        live.change(11, None)
-    with open_live(path, writable=True) as live:
-        assert live.change(None, CODE) == 12
 
 
 def test_a_reader_follows_the_changes_of_a_writer(path):
@@ -209,12 +181,6 @@ def test_a_reader_follows_the_changes_of_a_writer(path):
         items = items_of(range(10))
         del items[3]
         check(reader, items)
-
-
-def test_only_one_service_may_write(path):
-    with open_live(path, writable=True), pytest.raises(DataError, match="another process"):
-        open_live(path, writable=True)
-    open_live(path, writable=True).close()
 
 
 @pytest.mark.parametrize("replacement", ["other codebooks", "no index", "nothing"])
@@ -230,7 +196,7 @@ def test_an_unfit_file_is_refused_once(path, caplog, replacement):
             live.watch()
         check(live, items_of(range(10)))
         live.change(3, None)
-    assert caplog.text.count("the index stays as it is") == (replacement != "nothing")
+    assert caplog.text.count("the index stays as it is") == 1
 
 
 def test_changes_are_not_written_beside_the_index_of_another_model(path):
@@ -242,29 +208,19 @@ def test_changes_are_not_written_beside_the_index_of_another_model(path):
     assert [file.name for file in path.parent.glob("*changes*")] == []
 
 
-@pytest.mark.parametrize("damage", ["delete", "fill"])
-def test_changes_that_cannot_be_written_are_not_made(path, damage, caplog):
-    with open_live(path, writable=True) as live:
-        live.change(3, None)
-        before = live.index
-        if damage == "delete":
-            changes_path(path).unlink()
-        else:
-            live._writer._db.execute("PRAGMA max_page_count = 3")
-        with pytest.raises(RequestError, match=r"deleted or replaced|disk is full") as refusal:
-            live.change(None, CODE, "x" * 9999)
-        assert refusal.value.status == 507
-        assert str(refusal.value) in caplog.text
-        assert live.index is before
-
-
-def test_acknowledged_changes_outlive_their_deleted_file(path):
+def test_after_the_changes_were_deleted_none_is_accepted(path, caplog):
     with open_live(path, writable=True) as live:
         live.change(3, None)
         changes_path(path).unlink()
+        with pytest.raises(RequestError, match="deleted or replaced") as refusal:
+            live.change(None, CODE)
+        assert refusal.value.status == 507
+        assert str(refusal.value) in caplog.text
         publish(path, items_of(range(10)))
         live.watch()
-        assert live.index.code_of(3) is None
+        items = items_of(range(10))
+        del items[3]
+        check(live, items)
 
 
 def test_a_new_index_is_opened_without_a_request(path):
@@ -278,33 +234,3 @@ def test_a_new_index_is_opened_without_a_request(path):
         assert reloaded.wait(30)
         assert live.index.ntotal == 11
     thread.join()
-
-
-def test_a_copied_index_keeps_its_changes(path, tmp_path):
-    with open_live(path, writable=True) as live:
-        live.change(3, None)
-    copy = tmp_path / "copy"
-    shutil.copytree(path.parent, copy, ignore=lambda *_: ["copy"])
-    with open_live(copy / path.name) as live:
-        assert live.index.code_of(3) is None
-
-
-def test_a_change_beside_many_is_fast(path):
-    with open_live(path, writable=True) as live:
-        live._writer.changes.by_id.update(
-            live._writer.write(dict.fromkeys(range(100, 100100), (CODE, None, None)))
-        )
-    with open_live(path, writable=True) as live:
-        seconds = []
-        for id_ in range(100, 160):
-            start = time.perf_counter()
-            live.change(id_, None)
-            seconds.append(time.perf_counter() - start)
-    assert sorted(seconds)[30] < 0.02
-
-
-def test_names_of_an_item_are_those_of_its_change(path):
-    with open_live(path, writable=True) as live:
-        live.change(3, None)
-        live.change(3, CODE)
-        assert live.index.items.lookup(np.array([3])) == [Item({}, None)]
