@@ -133,8 +133,7 @@ def test_bars_go_from_the_worst_to_the_best_result(tab, site):
     assert widths == sorted(widths, reverse=True)
     texts = tab.page.eval_on_selector_all("#results .score", "all => all.map(e => e.innerText)")
     legend = tab.page.inner_text("#scale")
-    assert f"worst result shown ({texts[-1]})" in legend
-    assert f"the best ({texts[0]})" in legend
+    assert f"the worst result shown (score {texts[-1]}) to the best ({texts[0]})" in legend
 
 
 def test_a_click_searches_by_an_item_and_back_returns(tab, site, seven):

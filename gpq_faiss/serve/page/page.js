@@ -140,8 +140,8 @@ function show(more, [items, status]) {
     bar.style.width = `${high > low ? (100 * (bar.dataset.score - low)) / (high - low) : 100}%`;
   }
   byId("scale").textContent =
-    `Bars show the score: none is the worst result shown (${low.toFixed(3)}), ` +
-    `full the best (${high.toFixed(3)}).`;
+    `Bars run from the worst result shown (score ${low.toFixed(3)}) ` +
+    `to the best (${high.toFixed(3)}).`;
   byId("status").textContent = status;
   byId("scale").hidden = !state.query || !items.length;
   byId("more").hidden = items.length < state.wanted || state.wanted >= state.info.max_k;
