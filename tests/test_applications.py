@@ -64,8 +64,9 @@ def test_langchain(names):
     same_scores([score for _, score in names["best"]], scores)
     texts = {d.page_content for d, score in names["best"] if score == names["best"][0][1]}
     assert f"text of document {ids[0]}" in texts
-    assert scores[0] >= 1.0
-    same_scores([score for _, score in names["good"]], [s for s in scores if s >= 1.0])
+    same_scores(
+        [score for _, score in names["good"]], [score for score in scores if score >= scores[2]]
+    )
     store = names["store"]
     assert store.index.ntotal == 120
     texts = [d.page_content for d, _ in store.similarity_search_with_score("a new text", k=120)]
