@@ -38,7 +38,6 @@ class Served:
     """A client of a service, and its index file."""
 
     client: TestClient
-    service: Service
     index_file: Path
 
     def search(self, **body: Any) -> list[dict[str, Any]]:

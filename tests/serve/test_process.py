@@ -49,30 +49,6 @@ def test_a_signal_ends_it_and_changes_stay_beside_the_index(built, index_file, n
     assert open_index(index_file).code_of(1234) is None
 
 
-@pytest.mark.slow
-def test_requests_of_any_form_get_documented_answers(built, index_file, tmp_path):
-    """Schemathesis makes right and wrong requests from /openapi.json.
-
-    An image or a vector without a direction is refused for its content, which no schema describes:
-    so a right request may be refused.
-    """
-    pytest.importorskip("schemathesis")
-    with process(index_file, built / "model", "--data", "digits") as (_, port):
-        options = "--max-examples 2 --seed 1 --phases coverage,fuzzing --continue-on-failure "
-        options += "--generation-database none --warnings off --exclude-checks "
-        options += "positive_data_acceptance,unsupported_method,allow_header_conformance"
-        call = [sys.executable, "-m", "schemathesis.cli", "run"]
-        call += [
-            f"http://127.0.0.1:{port}/openapi.json",
-            "-H",
-            f"Authorization: Bearer {TOKEN}",
-            *options.split(),
-        ]
-        done = subprocess.run(call, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout[-6000:]
-    assert "8/8" in done.stdout
-
-
 def test_kills_lose_nothing_that_was_acknowledged(tmp_path):
     results = benchmark.campaign(tmp_path, 3, items=200)
     assert results["kills"] == 3
