@@ -1,6 +1,5 @@
 """Helpers of the tests of the service."""
 
-import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,19 +72,11 @@ class Served:
 @contextmanager
 def listening(service: Service) -> Iterator[str]:
     """Serve in a thread, at the address that is yielded."""
-    started = threading.Event()
-
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: Any = None) -> None:
-            await super().startup(sockets)
-            started.set()
-
+    config = uvicorn.Config(create_app(service), log_level="warning", lifespan="off")
     with bind("127.0.0.1", 0) as bound:
-        config = uvicorn.Config(create_app(service), log_level="warning", lifespan="off")
-        server = Server(config)
-        thread = threading.Thread(target=lambda: asyncio.run(server.serve([bound])))
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, args=([bound],))
         thread.start()
-        assert started.wait(30)
         try:
             yield f"http://127.0.0.1:{bound.getsockname()[1]}"
         finally:

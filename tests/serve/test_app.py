@@ -109,13 +109,11 @@ def test_concurrent_clients_get_their_own_answers(served):
 
 
 def test_an_item_without_a_picture_is_searched_by_its_code(encoder, index_file):
-    index = open_index(index_file)
-    expected = index.search(index.reconstruct(4)[None], 10)[1][0].tolist()
+    vector = open_index(index_file).reconstruct(4)
     with open_live(index_file) as live:
-        client = client_of(Service(encoder, live))
-        assert [id_ for id_, _ in results_of(client.post("/search", json={"id": 4}))] == expected
-        assert "no picture" in error_of(client.get("/items/4/thumbnail"), 404)
-        assert client.get("/info").json()["thumbnails"] is False
+        served = Served(client_of(Service(encoder, live)), index_file)
+        assert served.search(id=4) == served.search(vector=vector.tolist())
+        assert "no picture" in error_of(served.client.get("/items/4/thumbnail"), 404)
 
 
 def test_a_file_of_codes_is_served_as_an_index(served, encoder, built):
@@ -398,10 +396,12 @@ def test_uploads_are_limited_by_bytes_and_pixels(encoder, index_file):
     Image.new("L", (6000, 5000)).save(content, "PNG")
     with open_live(index_file) as live:
         client = client_of(Service(encoder, live, settings=Settings(max_upload=100_000)))
-        error = error_of(client.post("/search", files={"image": content.getvalue()}), 422)
-        assert "6000 x 5000 pixels" in error
-        answer = client.post("/search", content=b" " * 100_001, headers=JSON)
-        assert "at most 100,000 bytes" in error_of(answer, 413)
+        answers = [
+            client.post("/search", files={"image": image})
+            for image in (content.getvalue(), bytes(100_001))
+        ]
+    assert "6000 x 5000 pixels" in error_of(answers[0], 422)
+    assert "at most 100,000 bytes" in error_of(answers[1], 413)
 
 
 @pytest.mark.parametrize("sent", [None, f"Bearer {TOKEN[:-1]}", f"Basic {TOKEN}", "Bearer ÿ"])
@@ -448,17 +448,13 @@ def test_other_host_names_are_refused(encoder, index_file, host, status):
 
 
 @pytest.mark.parametrize("path", ["/", "/page/page.js", "/info", "/nothing", "/items/1/thumbnail"])
-def test_every_answer_forbids_what_comes_from_elsewhere(served, path):
-    headers = served.client.get(path).headers
-    policy = headers["content-security-policy"]
+def test_every_answer_forbids_content_from_other_sites(served, path):
+    policy = served.client.get(path).headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self';")
     assert "unsafe" not in policy
-    assert headers["x-content-type-options"] == "nosniff"
 
 
 def test_the_requests_are_described_for_programs(served):
-    paths = served.client.get("/openapi.json").json()["paths"]
-    content = paths["/search"]["post"]["requestBody"]["content"]
-    assert content["multipart/form-data"]["schema"]["required"] == ["image"]
-    assert "application/json" in content
+    route = served.client.get("/openapi.json").json()["paths"]["/search"]["post"]
+    assert {*route["requestBody"]["content"]} == {"application/json", "multipart/form-data"}
     assert "swagger" in served.client.get("/docs").text

@@ -1,4 +1,4 @@
-"""The Dockerfile and the compose file: their commands and files exist. No image is built."""
+"""The Dockerfile and the compose file: their commands exist. No image is built."""
 
 import json
 import re
@@ -15,14 +15,6 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text()
 def parse(name, *arguments):
     """Return the parameters of a command of gpq."""
     return cli.get_command(click.Context(cli), name).make_context(name, [*arguments]).params
-
-
-def test_copied_files_exist_and_are_sent_to_the_build():
-    sent = (ROOT / ".dockerignore").read_text().splitlines()
-    lines = re.findall(r"^COPY (?!--from)(.*)$", DOCKERFILE, re.MULTILINE)
-    names = [name for line in lines for name in line.split()[:-1]]
-    assert names
-    assert all((ROOT / name).exists() and f"!{name}" in sent for name in names)
 
 
 def test_the_containers_start_commands_of_gpq():

@@ -1,4 +1,4 @@
-"""The page in a real browser: upload, search, scrolling, filters, errors, phone."""
+"""The page in a real browser: upload, search, scrolling, filters, errors."""
 
 import shutil
 from contextlib import contextmanager
@@ -39,7 +39,7 @@ def serving(encoder, path, **settings):
 
 @pytest.fixture(scope="module")
 def site(encoder, built):
-    with serving(encoder, built / "index.faiss", max_upload=20_000, max_k=60) as site:
+    with serving(encoder, built / "index.faiss", max_k=60) as site:
         yield site
 
 
@@ -91,12 +91,6 @@ def nearest(site, row, k=24, **filters):
     return site.service.live.index.search(vector, k, **filters)[1][0].tolist()
 
 
-def test_it_opens_with_items_of_every_label(tab):
-    tab.page.wait_for_selector("#status:text-is('24 of 1,797 items: choose one to search by it')")
-    labels = tab.page.eval_on_selector_all("#results .labels", "all => all.map(e => e.innerText)")
-    assert labels == [str(n % 10) for n in range(24)]
-
-
 def test_an_uploaded_image_is_searched(tab, site, seven):
     tab.page.set_input_files("#file", seven)
     tab.shows(nearest(site, 7))
@@ -137,27 +131,24 @@ def test_bars_go_from_the_worst_to_the_best_result(tab, site):
 
 
 def test_a_click_searches_by_an_item_and_back_returns(tab, site, seven):
-    page, first = tab.page, nearest(site, 7)
-    page.set_input_files("#file", seven)
+    first = nearest(site, 7)
+    tab.page.set_input_files("#file", seven)
     tab.shows(first)
-    page.click(f"#results button[data-id='{first[5]}']")
+    tab.page.click(f"#results button[data-id='{first[5]}']")
     tab.shows(nearest(site, first[5]))
-    page.wait_for_selector(f"#asked-labels:text-is('{CLASSES[first[5]]}')")
-    assert page.evaluate("document.activeElement.id") == "asked"
-    page.go_back()
-    page.wait_for_selector("#asked-text:text-is('seven.png')")
+    tab.page.wait_for_selector(f"#asked-labels:text-is('{CLASSES[first[5]]}')")
+    tab.page.go_back()
+    tab.page.wait_for_selector("#asked-text:text-is('seven.png')")
     tab.shows(first)
 
 
 def test_labels_and_ids_filter(tab, site):
     eights = np.flatnonzero(CLASSES == 8)
+    best = nearest(site, 12, allow=eights)[0]
     tab.search("12")
+    tab.page.fill("#deny", str(best))
     tab.page.check("#labels input[value='8']")
-    best = nearest(site, 12, allow=eights)
-    tab.shows(best)
-    tab.page.fill("#deny", f"{best[0]}, {best[1]}")
-    tab.page.press("#deny", "Enter")
-    tab.shows(nearest(site, 12, allow=np.setdiff1d(eights, best[:2])))
+    tab.shows(nearest(site, 12, allow=eights[eights != best]))
 
 
 def test_scrolling_shows_more_and_keeps_the_first(tab, site):
@@ -172,27 +163,22 @@ def test_scrolling_shows_more_and_keeps_the_first(tab, site):
 
 
 def test_errors_keep_the_results(tab, site, tmp_path):
-    page, expected = tab.page, nearest(site, 12)
+    expected = nearest(site, 12)
     tab.search("12")
     tab.shows(expected)
     (tmp_path / "text.png").write_text("no image")
-    page.set_input_files("#file", tmp_path / "text.png")
+    tab.page.set_input_files("#file", tmp_path / "text.png")
     tab.fails("not an image")
-    (tmp_path / "large.png").write_bytes(b"\0" * 20_001)
-    page.set_input_files("#file", tmp_path / "large.png")
-    tab.fails("more than 20,000 bytes")
-    tab.search("99999")
-    tab.fails("no item has the id 99999")
     tab.search("none")
     tab.fails("No item has the name none")
-    page.route("**/search", lambda route: route.abort())
+    tab.page.route("**/search", lambda route: route.abort())
     tab.search("7")
     tab.fails("does not answer")
     tab.shows(expected)
-    page.unroute("**/search")
+    tab.page.unroute("**/search")
     tab.search("9")
     tab.shows(nearest(site, 9))
-    assert page.is_hidden("#error")
+    assert tab.page.is_hidden("#error")
 
 
 def test_an_added_item_has_its_own_label_and_no_picture(browser, encoder, index_file):
@@ -204,16 +190,6 @@ def test_an_added_item_has_its_own_label_and_no_picture(browser, encoder, index_
             page.check("#labels input[value='a new label']")
             page.wait_for_selector("#results li:only-child button[data-id='1797'] .none")
             page.context.close()
-
-
-def test_a_phone_shows_all_of_it(browser, site, seven):
-    phone = {"viewport": {"width": 360, "height": 640}, "is_mobile": True, "has_touch": True}
-    tab = Tab(browser, site.address, **phone)
-    tab.page.wait_for_selector("body[data-ready]")
-    tab.page.set_input_files("#file", seven)
-    tab.shows(nearest(site, 7))
-    assert tab.page.evaluate("document.documentElement.scrollWidth <= 360")
-    tab.page.context.close()
 
 
 def test_a_closed_service_asks_for_the_token(browser, encoder, built):

@@ -2,7 +2,6 @@
 
 import http.client
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -12,7 +11,6 @@ from contextlib import contextmanager
 import pytest
 import serve as benchmark
 from commands import refused
-from model_factory import make_model
 from served import BEARER, TOKEN
 
 from gpq_faiss.indexes.opening import open_index
@@ -96,10 +94,3 @@ def test_a_port_in_use_is_one_line(built):
         port = used.getsockname()[1]
         call = ("serve", built / "index.faiss", "--model", built / "model", "--port", port)
         assert "cannot be bound" in refused(*call, code=2)
-
-
-def test_another_model_is_one_line(built, tmp_path):
-    index = shutil.copy(built / "index.faiss", tmp_path)
-    other = make_model(tmp_path / "other", "images", image_size=8, backbone="mlp", seed=5)
-    options = ("--model", other, "--port", 0, "--writable", "--token", TOKEN)
-    assert "has other codebooks" in refused("serve", index, *options)
