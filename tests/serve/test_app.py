@@ -3,7 +3,6 @@
 import io
 import json
 import logging
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -55,24 +54,19 @@ def error_of(answer, status):
     return error
 
 
-def listed(served, **options):
-    answer = served.client.get("/items", params=options)
-    assert answer.status_code == 200, answer.text
-    return answer.json()["items"]
-
-
 # Searches -----------------------------------------------------------------------------------------
 
 
 def test_an_image_an_item_and_a_vector_find_the_nearest(served, encoder):
     vector = vector_of(encoder, 7)
-    expected = nearest(served, vector, 20)
-    for request in (
-        {"files": {"image": png(7)}, "data": {"k": "20"}},
-        {"json": {"id": 7, "k": 20}},
-        {"json": {"vector": vector[0].tolist(), "k": 20}},
-    ):
-        assert results_of(served.client.post("/search", **request)) == expected
+    allow = np.setdiff1d(np.flatnonzero(np.isin(CLASSES, [7, 8])), [7, 9])
+    expected = nearest(served, vector, 20, allow=allow)
+    filters = {"k": "20", "allow_labels": ["7", "8"], "deny_ids": ["7", "9"]}
+    answer = served.client.post("/search", files={"image": png(7)}, data=filters)
+    assert results_of(answer) == expected
+    for query in ({"id": 7}, {"vector": vector[0].tolist()}):
+        body = {**query, "k": 20, "allow_labels": ["7", "8"], "deny_ids": [7, 9]}
+        assert results_of(served.client.post("/search", json=body)) == expected
 
 
 id_lists = st.lists(st.integers(0, 2000) | st.just(10**15), max_size=60)
@@ -91,13 +85,6 @@ def test_filters_are_those_of_the_index(served, encoder, filters):
     passed &= ~np.isin(labels, filters.get("deny_labels", ["-"]))
     expected = nearest(served, vector_of(encoder, 3), 12, allow=np.flatnonzero(passed))
     assert results_of(served.client.post("/search", json={"id": 3, **filters, "k": 12})) == expected
-
-
-def test_a_form_has_the_same_filters(served):
-    filters = {"k": "12", "allow_labels": ["3", "8"], "deny_ids": ["3", "5"]}
-    answer = served.client.post("/search", files={"image": png(3)}, data=filters)
-    body = {"id": 3, "k": 12, "allow_labels": ["3", "8"], "deny_ids": [3, 5]}
-    assert answer.json() == served.client.post("/search", json=body).json()
 
 
 def test_concurrent_clients_get_their_own_answers(served):
@@ -174,7 +161,7 @@ def test_all_items_can_be_removed(features):
     for id_ in range(30):
         features.remove(id_)
     assert features.search(vector=VECTOR) == []
-    assert listed(features) == []
+    assert features.items() == []
     assert features.add(vector=VECTOR) == 30
     assert features.ids(vector=VECTOR) == [30]
 
@@ -183,68 +170,62 @@ def test_all_items_can_be_removed(features):
 
 
 def test_a_few_items_of_every_label_are_listed_first(served):
-    items = listed(served, k=30)
+    items = served.items(k=30)
     assert [item["labels"] for item in items] == [[str(c)] for c in range(10)] * 3
-    assert listed(served, k=7) == items[:7]
+    assert served.items(k=7) == items[:7]
 
 
 def test_items_are_found_by_name(served):
     first, second = (served.add(vector=VECTOR, name="a name", labels=["x"]) for _ in range(2))
-    assert listed(served, name="a name", k=1) == [{"id": first, "name": "a name", "labels": ["x"]}]
+    assert served.items(name="a name", k=1) == [{"id": first, "name": "a name", "labels": ["x"]}]
     error = error_of(served.client.post("/search", json={"name": "a name"}), 409)
     assert error.startswith("2 items have the name 'a name'")
     served.remove(second)
-    assert [item["id"] for item in listed(served, name="a name", label="x")] == [first]
-    assert listed(served, name="a name", label="3") == []
+    assert [item["id"] for item in served.items(name="a name", label="x")] == [first]
+    assert served.items(name="a name", label="3") == []
     assert served.ids(name="a name", k=3) == served.ids(id=first, k=3)
 
 
-def test_labels_are_counted(served):
-    served.remove(int(np.flatnonzero(CLASSES == 3)[0]))
-    served.add(vector=VECTOR, labels=["4", "new"])
-    info = served.client.get("/info").json()
-    expected = Counter(map(str, CLASSES.tolist())) + Counter(["4", "new"])
-    expected["3"] -= 1
-    assert dict(zip(info["labels"], info["label_counts"], strict=True)) == expected
-
-
-def test_an_index_without_labels_lists_some_items(encoder, built, tmp_path):
-    path = gpq.index(built / "model", built / "codes.h5", tmp_path / "i.faiss", names=False)
-    with open_live(path) as live:
-        client = client_of(Service(encoder, live))
-        assert len({item["id"] for item in client.get("/items?k=30").json()["items"]}) == 30
-        assert client.get("/info").json()["labels"] == []
+def test_items_without_labels_are_listed(features):
+    assert len({item["id"] for item in features.items(k=7)}) == 7
+    assert features.call("GET", "/info")["labels"] == []
 
 
 # Changes ------------------------------------------------------------------------------------------
 
 
 def test_items_are_added_and_removed_at_once(served):
-    answer = served.client.post("/items", files={"image": png(7)}, headers=BEARER)
-    assert (answer.status_code, answer.json()) == (201, {"id": len(DIGITS)})
+    assert served.call("POST", "/items", 201, files={"image": png(7)}) == {"id": len(DIGITS)}
     assert len(DIGITS) in served.ids(id=7, k=40)
     served.remove(7)
     assert 7 not in served.ids(id=len(DIGITS), k=40)
-    assert 7 not in {item["id"] for item in listed(served, k=1000, label="7")}
-    for path in ("/items/7", "/items/7/thumbnail"):
-        assert error_of(served.client.get(path), 404) == "no item has the id 7"
-    error_of(served.client.delete("/items/7", headers=BEARER), 404)
-    assert served.client.get("/healthz").json() == {"status": "ok", "ntotal": len(DIGITS)}
+    assert 7 not in {item["id"] for item in served.items(k=1000, label="7")}
+    for method, path in (
+        ("GET", "/items/7"),
+        ("GET", "/items/7/thumbnail"),
+        ("DELETE", "/items/7"),
+    ):
+        assert served.call(method, path, 404) == {"error": "no item has the id 7"}
+    assert served.call("GET", "/healthz") == {"status": "ok", "ntotal": len(DIGITS)}
 
 
 def test_an_added_item_has_its_own_name_and_labels(served):
     form = {"name": "a new seven, é", "labels": ["7", "new", "7"], "id": "5000"}
     served.client.post("/items", files={"image": png(3)}, data=form, headers=BEARER)
-    assert served.item(5000) == {"id": 5000, "name": "a new seven, é", "labels": ["7", "new"]}
+    assert served.call("GET", "/items/5000") == {
+        "id": 5000,
+        "name": "a new seven, é",
+        "labels": ["7", "new"],
+    }
     served.add(vector=VECTOR, id=6001)
-    assert served.item(6001) == {"id": 6001}
+    assert served.call("GET", "/items/6001") == {"id": 6001}
     assert served.ids(vector=VECTOR, allow_labels=["new"]) == [5000]
 
 
 def test_an_id_given_again_has_nothing_of_the_old_item(served):
     served.remove(3)
     served.add(vector=VECTOR, id=3, name="new", labels=["new"])
-    assert served.item(3) == {"id": 3, "name": "new", "labels": ["new"]}
+    assert served.call("GET", "/items/3") == {"id": 3, "name": "new", "labels": ["new"]}
     assert 3 not in served.ids(vector=VECTOR, k=1000, allow_labels=[str(CLASSES[3])])
     assert "no picture" in error_of(served.client.get("/items/3/thumbnail"), 404)
 
@@ -283,9 +264,7 @@ def colour(served, id_):
     answer = served.client.get(f"/items/{id_}/thumbnail")
     if answer.status_code == 404:
         return None
-    picture = Image.open(io.BytesIO(answer.content))
-    assert picture.size == (192, 128)
-    return round(picture.getpixel((50, 50))[0] / 60)
+    return round(Image.open(io.BytesIO(answer.content)).getpixel((50, 50))[0] / 60)
 
 
 def test_pictures_are_found_by_name_in_a_folder_that_changed(folder):
@@ -295,7 +274,7 @@ def test_pictures_are_found_by_name_in_a_folder_that_changed(folder):
     served = serve_folder(folder)
     (images / "dog" / "c.png").unlink()
     assert [colour(served, id_) for id_ in range(4)] == [0, None, None, 3]
-    assert served.item(1) == {"id": 1, "name": "cat/b.png", "labels": ["cat"]}
+    assert served.call("GET", "/items/1") == {"id": 1, "name": "cat/b.png", "labels": ["cat"]}
 
 
 def test_an_added_item_has_no_picture_of_another_item(folder):
@@ -421,8 +400,7 @@ def test_reading_from_other_machines_needs_the_token(encoder, index_file):
         for query in ({"json": {"id": 1}}, {"files": {"image": png(1)}}):
             error_of(client.post("/search", **query), 401)
             assert client.post("/search", **query, headers=BEARER).status_code == 200
-        for path in ("/", "/healthz", "/page/page.js", "/docs"):
-            assert client.get(path).status_code == 200
+        assert client.get("/").status_code == 200
 
 
 def test_a_read_only_service_refuses_changes(encoder, index_file):

@@ -132,11 +132,12 @@ class Life(RuleBasedStateMachine):
         publish(self.path, self.published)
         self.live.watch()
 
-    @rule()
-    def publish_with_the_changes(self):
+    @rule(id_=ids)
+    def publish_with_the_changes_before_the_last(self, id_):
         if self.items:
-            index = open_index(self.path)
-            publish(self.path, self.items, index.contained or ("", 0))
+            items, contained = self.items, open_index(self.path).contained or ("", 0)
+            self.remove(id_)
+            publish(self.path, items, contained)
             self.live.watch()
 
     @rule()
@@ -159,19 +160,6 @@ TestLife = Life.TestCase
 TestLife.settings = settings(
     max_examples=12, stateful_step_count=14, deadline=None, suppress_health_check=list(HealthCheck)
 )
-
-
-def test_changes_after_those_in_the_index_are_applied(path):
-    with open_live(path, writable=True) as live:
-        live.change(3, None)
-        contained = open_index(path).contained
-        live.change(4, None)
-        live.change(3, CODE, "again")
-        items = items_of(range(10))
-        publish(path, {id_: item for id_, item in items.items() if id_ != 3}, contained)
-        live.watch()
-        del items[4]
-        check(live, {**items, 3: (CODE, "again", None)})
 
 
 @pytest.mark.parametrize("unfit", [OTHER, None])

@@ -3,7 +3,6 @@
 import http.client
 import os
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -87,10 +86,3 @@ def test_a_wrong_limit_is_one_line(built, tmp_path, line, message):
     (tmp_path / "serve.toml").write_text(line)
     call = ("serve", built / "index.faiss", "--model", built / "model")
     assert message in refused(*call, "--config", tmp_path / "serve.toml", code=2)
-
-
-def test_a_port_in_use_is_one_line(built):
-    with socket.create_server(("127.0.0.1", 0)) as used:
-        port = used.getsockname()[1]
-        call = ("serve", built / "index.faiss", "--model", built / "model", "--port", port)
-        assert "cannot be bound" in refused(*call, code=2)

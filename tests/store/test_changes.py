@@ -91,15 +91,6 @@ def test_damaged_changes_are_one_error(index, statement):
         read(index)
 
 
-def test_a_transaction_with_a_wrong_code_makes_no_change(index):
-    with (
-        ChangeWriter(index, SIZE, CODEBOOKS) as writer,
-        pytest.raises(DataError, match="cannot write"),
-    ):
-        writer.write({1: ADD, 2: (b"toolong", None, None)})
-    assert read(index).by_id == {}
-
-
 def test_a_full_disk_makes_no_change(index):
     with ChangeWriter(index, SIZE, CODEBOOKS) as writer:
         writer._db.execute("PRAGMA max_page_count = 4")
