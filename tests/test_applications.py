@@ -82,8 +82,8 @@ def test_langchain_without_the_distance_keeps_the_worse_results(names):
     )
     limit = best(names)[0][2]
     query = names["xq"][0].tolist()
-    kept = store.similarity_search_with_score_by_vector(query, k=5, score_threshold=limit)
-    assert max(score for _, score in kept) <= limit
+    results = store.similarity_search_with_score_by_vector(query, k=5, score_threshold=limit)
+    assert max(score for _, score in results) <= limit
 
 
 def test_llama_index(names):

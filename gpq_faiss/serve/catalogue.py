@@ -73,7 +73,7 @@ class Catalogue:
     # Labels -------------------------------------------------------------------------------------
 
     def _labels(self, index: Index) -> dict[str, Ids]:
-        items = index.items.source if isinstance(index.items, ChangedItems) else index.items
+        items: Any = index.items.source if isinstance(index.items, ChangedItems) else index.items
         changes = dict(self.live.changes)  # another thread may add changes meanwhile
         changed = np.fromiter(changes, np.int64)
         table: dict[str, list[int]] = defaultdict(list)

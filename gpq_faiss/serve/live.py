@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..errors import DataError, MismatchError
 from ..files import Closing
+from ..indexes.index import Index
 from ..indexes.opening import open_index
 from ..progress import stage
 from ..store.changes import Changes, ChangeWriter, changes_path, read_changes
@@ -44,6 +45,8 @@ class LiveIndex(Closing):
         DataError: index or changes are missing or damaged, or another process writes the changes.
         MismatchError: index or changes have other codebooks.
     """
+
+    index: Index
 
     def __init__(
         self, path: str | Path, code_size: int, fingerprint: str, *, writable: bool = False

@@ -98,23 +98,6 @@ def test_an_uploaded_image_is_searched(tab, site, seven):
     tab.page.wait_for_selector("#results li:nth-child(6) img.small")
 
 
-@pytest.mark.parametrize(
-    ("event", "property_"), [("drop", "dataTransfer"), ("paste", "clipboardData")]
-)
-def test_a_dropped_or_pasted_image_is_searched(tab, site, seven, event, property_):
-    tab.page.evaluate(
-        """([event, property, data]) => {
-            const transfer = new DataTransfer();
-            transfer.items.add(new File([new Uint8Array(data)], "one.png", { type: "image/png" }));
-            const event_ = new Event(event, { bubbles: true, cancelable: true });
-            Object.defineProperty(event_, property, { value: transfer });
-            document.body.dispatchEvent(event_);
-        }""",
-        [event, property_, list(seven.read_bytes())],
-    )
-    tab.shows(nearest(site, 7))
-
-
 def test_bars_go_from_the_worst_to_the_best_result(tab, site):
     tab.search("7")
     tab.shows(nearest(site, 7))

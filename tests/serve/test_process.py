@@ -1,11 +1,10 @@
-"""The service as a process: signals, kills, requests of any form, and options."""
+"""The service as a process: signals, kills and options."""
 
-import http.client
 import os
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+from urllib.request import Request, urlopen
 
 import pytest
 import serve as benchmark
@@ -15,31 +14,21 @@ from served import BEARER, TOKEN
 from gpq_faiss.indexes.opening import open_index
 
 
-@contextmanager
-def process(index, model, *options):
-    """Run ``gpq serve``, writable, and yield it and its port once it answers."""
-    port = benchmark.free_port()
-    call = [sys.executable, "-m", "gpq_cli", "serve", index, "--model", model, "--writable"]
-    command = [*map(str, [*call, "--port", port, *options])]
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_and_changes_stay_beside_the_index(built, index_file, number):
+    content, port = index_file.read_bytes(), benchmark.free_port()
+    call = [sys.executable, "-m", "gpq_cli", "serve", index_file, "--model", built / "model"]
+    command = [*map(str, [*call, "--writable", "--data", "digits", "--port", port])]
     environment = {**os.environ, "GPQ_SERVE_TOKEN": TOKEN}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as popen:
         try:
             benchmark.wait_for(port, lambda: popen.poll() is None)
-            yield popen, port
+            url = f"http://127.0.0.1:{port}/items/1234"
+            urlopen(Request(url, method="DELETE", headers=BEARER)).close()
+            popen.send_signal(number)
+            log = popen.communicate(timeout=60)[1]
         finally:
             popen.kill()
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_and_changes_stay_beside_the_index(built, index_file, number):
-    content = index_file.read_bytes()
-    with process(index_file, built / "model", "--data", "digits") as (popen, port):
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-        connection.request("DELETE", "/items/1234", headers=BEARER)
-        assert connection.getresponse().status == 200
-        connection.close()
-        popen.send_signal(number)
-        log = popen.communicate(timeout=60)[1]
     assert popen.returncode == 0, log
     assert f"1,797 items at http://127.0.0.1:{port}/" in log
     assert index_file.read_bytes() == content
