@@ -5,16 +5,14 @@ import pathlib
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import numpy as np
 from fastapi import APIRouter, Depends, FastAPI, Form, HTTPException, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi.staticfiles import StaticFiles
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException as StarletteError
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
 from ..codes.checks import Floats
@@ -39,28 +37,6 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def guard(app: ASGIApp, max_upload: int) -> ASGIApp:
-    """Return a middleware that limits the size of requests, and adds headers for browsers."""
-
-    async def call(scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_with_headers(message: Message) -> None:
-            # FastAPI's page /docs loads its scripts from another site.
-            if message["type"] == "http.response.start" and scope["path"] != "/docs":
-                MutableHeaders(scope=message).update(_HEADERS)
-            await send(message)
-
-        headers = Headers(scope=scope)
-        size = (
-            max_upload + 1 if "transfer-encoding" in headers else headers.get("content-length", 0)
-        )
-        refusal = JSONResponse(
-            {"error": f"a content-length of at most {max_upload:,} bytes is needed"}, 413
-        )
-        await (refusal if int(size) > max_upload else app)(scope, receive, send_with_headers)
-
-    return call
-
-
 def create_app(service: Service) -> FastAPI:
     """Return the complete application."""
     settings = service.settings
@@ -80,16 +56,29 @@ def create_app(service: Service) -> FastAPI:
     app.mount("/page", StaticFiles(directory=_PAGE))
     # Without these dependencies, the OpenAPI description says that a route needs no token.
     may_read = [] if settings.is_local else [Depends(_check_token)]
-    may_write = [Depends(_check_writable), Depends(_check_token)]
-    for router in (reading_forms, reading, writing_forms, writing):
-        dependencies = may_write if router in (writing_forms, writing) else may_read
-        app.include_router(router, dependencies=dependencies)
+    for router in (reading_forms, reading):
+        app.include_router(router, dependencies=may_read)
+    for router in (writing_forms, writing):
+        app.include_router(router, dependencies=[Depends(_check_writable), Depends(_check_token)])
     # Against DNS rebinding: the name of a foreign site may be made to point to this machine.
     hosts = [*schemas.LOOPBACK_HOSTS, *settings.allowed_hosts]
     if settings.is_local or settings.allowed_hosts:
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
-    app.add_middleware(guard, max_upload=settings.max_upload)
+    app.add_middleware(BaseHTTPMiddleware, dispatch=_guard)
     return app
+
+
+async def _guard(request: Request, call_next: RequestResponseEndpoint) -> Response:
+    """Limit the size of a request, and add headers for browsers to its response."""
+    size = int(request.headers.get("content-length", 0))
+    limit: int = request.app.state.service.settings.max_upload
+    if size > limit or "transfer-encoding" in request.headers:
+        message = f"a content-length of at most {limit:,} bytes is needed"
+        return JSONResponse({"error": message}, 413)
+    response = await call_next(request)
+    if request.url.path != "/docs":  # FastAPI's page loads its scripts from another site
+        response.headers.update(_HEADERS)
+    return response
 
 
 async def _problem(_: Request, error: Exception) -> Response:
@@ -158,52 +147,43 @@ reading_forms, writing_forms = (
 )
 
 
-def _search(service: Service, vector: Floats, request: schemas.Filters) -> Response:
+def _search(service: Service, vector: Floats, request: schemas.Filters) -> schemas.Results:
     _check_k(request.k, service)
-    with_labels = service.catalogue.with_labels
-    deny = np.array(request.deny_ids or (), np.int64)
-    if request.deny_labels:
-        deny = np.union1d(deny, with_labels(request.deny_labels))
-    filters = {"deny": deny} if len(deny) else {}
-    if request.allow_ids is not None:
-        filters = {"allow": np.setdiff1d(np.array(request.allow_ids, np.int64), deny)}
-    if request.allow_labels is not None:
-        allow = np.setdiff1d(with_labels(request.allow_labels), deny)
-        filters = {"allow": np.intersect1d(allow, filters.get("allow", allow))}
-    scores, ids = service.search(vector, request.k, **filters)
+    scores, ids = service.search(vector, request)
     items = zip(service.catalogue.items(ids.tolist()), scores.tolist(), strict=True)
-    scored = [schemas.Item(score=score, **item) for item, score in items]
-    results = schemas.Results(results=scored, ntotal=service.live.index.ntotal)
-    # As a Response, so that FastAPI does not validate the items again.
-    return Response(results.model_dump_json(exclude_none=True), media_type="application/json")
+    results = [schemas.Item(score=score, **item) for item, score in items]
+    return schemas.Results(results=results, ntotal=service.live.index.ntotal)
 
 
-@reading_forms.post("/search")
-def search_by_image(service: Running, form: Annotated[schemas.SearchForm, Form()]) -> Response:
+@reading_forms.post("/search", response_model_exclude_none=True)
+def search_by_image(
+    service: Running, form: Annotated[schemas.SearchForm, Form()]
+) -> schemas.Results:
     """Find the k best items for an image."""
     return _search(service, service.embed_image(form.image.file.read()), form)
 
 
 @reading.post(
     "/search",
-    response_model=schemas.Results,
+    response_model_exclude_none=True,
     openapi_extra=schemas.with_form(schemas.SearchForm),
 )
-def search(service: Running, body: schemas.SearchRequest) -> Response:
+def search(service: Running, body: schemas.SearchRequest) -> schemas.Results:
     """Find the k best items for an image (in a form), a vector, features, an id or a name.
 
     Items of equal score are in ascending order of id.
     """
-    if body.id is not None:
-        return _search(service, service.embed_item(body.id), body)
-    if body.name is None:
+    id_ = body.id
+    if body.name is not None:
+        ids = service.live.items.find(body.name)
+        if len(ids) != 1:
+            raise RequestError(
+                409 if ids else 404, f"{len(ids)} items have the name {body.name!r}: give an id"
+            )
+        id_ = ids[0]
+    if id_ is None:
         return _search(service, service.embed_numbers(body.vector, body.features), body)
-    ids = service.catalogue.find(body.name)
-    if len(ids) != 1:
-        raise RequestError(
-            409 if ids else 404, f"{len(ids)} items have the name {body.name!r}: give an id"
-        )
-    return _search(service, service.embed_item(ids[0]), body)
+    return _search(service, service.embed_item(id_), body)
 
 
 @reading.get("/items", response_model_exclude_none=True)
@@ -223,11 +203,11 @@ def items(
     They are always the same, and those of a smaller k come first.
     """
     _check_k(k, service)
-    ids = service.catalogue.sample(k, label) if name is None else service.catalogue.find(name)
-    if name is not None and label:
-        ids = [id_ for id_ in ids if id_ in service.catalogue.with_labels(label)]
-    elif name is None and not label and not ids:
-        ids = next(service.live.index.blocks(k))[1].tolist()  # no item has a label
+    if name is None:
+        ids = service.catalogue.sample(k, label)
+    else:
+        with_labels = service.catalogue.with_labels(label)
+        ids = [id_ for id_ in service.live.items.find(name) if not label or id_ in with_labels]
     listed = [schemas.Item(**item) for item in service.catalogue.items(ids[:k])]
     return schemas.Items(items=listed, ntotal=service.live.index.ntotal)
 
@@ -247,8 +227,7 @@ def item(service: Running, id_: ItemId) -> schemas.Item:
 def thumbnail(service: Running, id_: ItemId) -> Response:
     """Show a small picture of an item, from the data that the service was started with."""
     service.code_of(id_)  # an error if no item has the id
-    row = service.catalogue.row(id_)
-    picture = None if row is None else service.catalogue.thumbnail(row)
+    picture = service.catalogue.thumbnail(id_)
     if picture is None:
         raise RequestError(404, f"there is no picture of the item {id_}")
     return Response(picture[0], media_type=picture[1])
@@ -281,8 +260,6 @@ def info(service: Running) -> dict[str, Any]:
 def _add(
     service: Service, vector: Floats, new: schemas.NewItem, *, foreign: bool
 ) -> dict[str, int]:
-    if new.id == -1:
-        raise DataError("id: -1 marks a missing result: choose another")
     code, labels = service.encode(vector, foreign=foreign), tuple(sorted(set(new.labels)))
     return {"id": service.live.change(new.id, code, new.name, labels or None)}
 

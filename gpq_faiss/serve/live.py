@@ -13,7 +13,8 @@ from ..files import Closing
 from ..indexes.index import Index
 from ..indexes.opening import open_index
 from ..progress import stage
-from ..store.changes import Change, ChangeWriter, changes_path, read_changes
+from ..store.changes import Changes, ChangeWriter, changes_path, read_changes
+from ..store.items import ChangedItems, ItemSource
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +47,6 @@ class LiveIndex(Closing):
     """
 
     index: Index
-    changes: dict[int, Change]
-    is_complete: bool
 
     def __init__(
         self, path: str | Path, code_size: int, fingerprint: str, *, writable: bool = False
@@ -59,11 +58,10 @@ class LiveIndex(Closing):
         self._next_id = 0
         self.reload()
 
-    def close(self) -> None:
-        """Close the file of changes, so that other processes can write it."""
-        self._closed.set()
-        if self._writer is not None:
-            self._writer.close()
+    @property
+    def items(self) -> ItemSource:
+        """Names and labels of the items."""
+        return self.index.items or ChangedItems(None, {})
 
     def change(
         self,
@@ -89,8 +87,6 @@ class LiveIndex(Closing):
         with self._lock:
             assert self._writer is not None
             number = self._next_id if id_ is None else id_
-            if number >= 2**63:
-                raise RequestError(409, "there is no larger id left: give the id of the item")
             is_used = self.index.code_of(number) is not None
             if is_used and code is not None:
                 raise RequestError(
@@ -118,7 +114,7 @@ class LiveIndex(Closing):
     def watch(self) -> None:
         """Open the index again if its file was replaced. Errors are logged."""
         try:
-            if self.path.exists() and self._state() != self._seen:
+            if self._state() != self._seen:
                 self.reload()
         except Exception as error:
             log.error("the index stays as it is: %s", error)
@@ -143,33 +139,33 @@ class LiveIndex(Closing):
                     f"{self.path} has other codebooks ({index.fingerprint}) than the model "
                     f"({self._fingerprint}): build the index with this model"
                 )
-            largest_id = -1
-            if self.writable:
-                largest_id = max(int(ids.max(initial=-1)) for _, ids in index.blocks())
             with self._lock:
                 # Only now: a new file of changes records the codebooks, which are checked above.
                 if self.writable and self._writer is None:
                     self._writer = ChangeWriter(self.path, self._code_size, self._fingerprint)
-                changes = (
-                    read_changes(self.path, self._code_size, self._fingerprint)
-                    if self._writer is None
-                    else self._writer.changes
-                )
-                self.changes = {} if changes is None else changes.by_id
-                identity, number = index.contained or ("", 0)
-                self.is_complete = identity == "" or (
-                    changes is not None and identity == changes.identity
-                )
-                if changes is not None:
-                    index = index.apply(
-                        {
-                            id_: change
-                            for id_, change in changes.by_id.items()
-                            if changes.identity != identity or change.number > number
-                        }
-                    )
-                self.index = index
-                self._next_id = max(
-                    self._next_id, largest_id + 1, *(id_ + 1 for id_ in self.changes)
+                if self._writer is not None:
+                    changes = self._writer.changes
+                    largest_ids = (int(ids.max()) for _, ids in index.blocks())
+                    used = [self._next_id - 1, *largest_ids, *changes.by_id]
+                    self._next_id = max(used) + 1
+                else:
+                    changes = read_changes(
+                        self.path, self._code_size, self._fingerprint
+                    ) or Changes("", 0, {})
+                identity, number = index.contained or (changes.identity, 0)
+                self.is_complete = identity == changes.identity
+                self.changes = changes.by_id
+                self.index = index.apply(
+                    {
+                        id_: change
+                        for id_, change in changes.by_id.items()
+                        if not self.is_complete or change.number > number
+                    }
                 )
         log.info("%s: opened, %d items", self.path, self.index.ntotal)
+
+    def close(self) -> None:
+        """Close the file of changes, so that other processes can write it."""
+        self._closed.set()
+        if self._writer is not None:
+            self._writer.close()

@@ -106,7 +106,9 @@ class SearchRequest(Filters, strict=True):
 class NewItem(BaseModel, extra="forbid"):
     """Id, name and labels of an item to add."""
 
-    id: Id | None = Field(default=None, description="Default: the next larger one.")
+    id: int | None = Field(
+        default=None, ge=0, le=2**62, description="Default: the next larger one."
+    )
     name: Text | None = None
     labels: Annotated[list[Text], Field(max_length=100)] = []
 

@@ -1,9 +1,7 @@
 """The service without HTTP: a model, a live index and a catalogue of its items."""
 
 import threading
-from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -12,16 +10,15 @@ from numpy.typing import NDArray
 from ..codes.checks import Codes, Floats, Ids, check_vectors
 from ..codes.encode import decode
 from ..data.base import Dataset
-from ..data.images import decode_image, resize_square
+from ..data.images import decode_image
 from ..encoder import Encoder, OnnxEncoder
 from ..errors import DataError
 from ..faissio.model import encode_items
 from .catalogue import Catalogue
 from .live import LiveIndex, RequestError
-from .schemas import Settings
+from .schemas import Filters, Settings
 
 _MAX_PIXELS = 25_000_000
-_DECODERS = 4  # images decoded at the same time, each in up to 100 MB
 
 
 class Service:
@@ -44,9 +41,7 @@ class Service:
             encoder.check(dataset)
         self.encoder, self.live, self.settings = encoder, live, settings or Settings()
         self.catalogue = Catalogue(live, dataset)
-        self._decoders = threading.Semaphore(_DECODERS)
-        self._network, self._searching = threading.Lock(), threading.Lock()
-        self._waiting: deque[tuple[Floats, int, Future[tuple[Floats, Ids]]]] = deque()
+        self._network = threading.Lock()
 
     # Vectors ------------------------------------------------------------------------------------
 
@@ -62,9 +57,7 @@ class Service:
         """
         if self.encoder.input_kind != "images":
             raise DataError("image: the model takes features, not images")
-        with self._decoders:
-            image = decode_image(content, max_pixels=_MAX_PIXELS)
-        return self._embed(image, "image", queries)
+        return self._embed(decode_image(content, max_pixels=_MAX_PIXELS), queries)
 
     def embed_numbers(
         self,
@@ -82,7 +75,7 @@ class Service:
             return check_vectors([vector or ()], self.live.index.d, name="vector").reshape(-1)
         if self.encoder.input_kind != "features":
             raise DataError("features: the model takes images, not features")
-        return self._embed(np.array(features, np.float32), "features", queries)
+        return self._embed(np.array(features, np.float32), queries)
 
     def embed_item(self, id_: int) -> Floats:
         """Return the query vector of an item: of its original if there is one, else of its code.
@@ -90,28 +83,21 @@ class Service:
         Raises:
             RequestError: no item has the id (404).
         """
-        code = self.code_of(id_)
-        dataset, row = self.catalogue.dataset, self.catalogue.row(id_)
-        if dataset is not None and row is not None and dataset.kind == self.encoder.input_kind:
-            with self._decoders:
-                original = dataset.read(np.array([row]))[0]
-            if original is not None:
-                return self._embed(original, "item", queries=True)
+        code, original = self.code_of(id_), self.catalogue.original(id_)
+        kind = "images" if original is not None and original.ndim == 3 else "features"
+        if original is not None and kind == self.encoder.input_kind:
+            return self._embed(original, queries=True)
         return decode(code[None], self.live.index.codebooks).reshape(-1)
 
-    def _embed(self, values: NDArray[Any], kind: str, queries: bool) -> Floats:
-        """Return the vector of features, or of an image uint8 [H, W, 3].
-
-        Raises:
-            DataError: the vector has no direction.
-        """
-        if self.encoder.input_kind == "images":
-            values = resize_square(values, self.encoder.image_size).transpose(2, 0, 1)
+    def _embed(self, values: NDArray[Any], queries: bool) -> Floats:
+        """Return the vector of features [width], or of an image uint8 [H, W, 3]."""
         # One by one: on a CPU a batch is not faster, and it changes the last bits of the vectors.
         with self._network:
             vectors, valid = self.encoder.embed(values[None], queries=queries)
         if not valid[0]:
-            raise DataError(f"{kind}: it has no direction in some sub-space, and so no code")
+            raise DataError(
+                f"{self.encoder.input_kind}: no direction in some sub-space, and so no code"
+            )
         return vectors.reshape(-1)
 
     # Codes --------------------------------------------------------------------------------------
@@ -140,43 +126,29 @@ class Service:
 
     # Searches -----------------------------------------------------------------------------------
 
-    def search(self, vector: Floats, k: int, **filters: Ids) -> tuple[Floats, Ids]:
-        """Find the k best items for a vector float32 [d].
-
-        Args:
-            filters: ``allow`` or ``deny``, as in :meth:`..indexes.index.Index.search`.
+    def search(self, vector: Floats, request: Filters) -> tuple[Floats, Ids]:
+        """Find the k best items for a vector float32 [d] among those that pass the filters.
 
         Returns:
             Scores float32 [n] in descending order, and ids int64 [n], those of equal score in
             ascending order.
-        """
-        if filters:
-            D, ids = self._search_batch([vector], k, **filters)
-            passed = ids[0] != -1
-            return D[0, passed], ids[0, passed]
-        future: Future[tuple[Floats, Ids]] = Future()
-        self._waiting.append((vector, k, future))
-        # The thread that gets the lock searches for all waiting threads in one batch.
-        with self._searching:
-            if not future.done():
-                batch = [self._waiting.popleft() for _ in range(len(self._waiting))]
-                vectors, counts, futures = zip(*batch, strict=True)
-                try:
-                    D, ids = self._search_batch(vectors, max(counts))
-                except Exception as error:
-                    for waiting in futures:
-                        waiting.set_exception(error)
-                else:
-                    for row, waiting in enumerate(futures):
-                        waiting.set_result((D[row, : counts[row]], ids[row, : counts[row]]))
-        return future.result()
 
-    def _search_batch(
-        self, vectors: Sequence[Floats], k: int, **filters: Ids
-    ) -> tuple[Floats, Ids]:
-        """Return scores float32 [n, k] and ids int64 [n, k], with k limited to ntotal."""
-        index = self.live.index
+        Raises:
+            DataError: a label is unknown.
+        """
+        index, with_labels = self.live.index, self.catalogue.with_labels
         if not index.ntotal:
-            return np.empty((len(vectors), 0), np.float32), np.empty((len(vectors), 0), np.int64)
-        k = min(k, index.ntotal)
-        return index.search(np.stack(vectors), k, threads=self.settings.threads, **filters)
+            return np.empty(0, np.float32), np.empty(0, np.int64)
+        deny = np.union1d(
+            np.array(request.deny_ids or (), np.int64), with_labels(request.deny_labels or ())
+        )
+        filters = {"deny": deny} if len(deny) else {}
+        if request.allow_ids is not None:
+            filters = {"allow": np.setdiff1d(np.array(request.allow_ids, np.int64), deny)}
+        if request.allow_labels is not None:
+            allow = np.setdiff1d(with_labels(request.allow_labels), deny)
+            filters = {"allow": np.intersect1d(allow, filters.get("allow", allow))}
+        k = min(request.k, index.ntotal)
+        D, ids = index.search(vector[None], k, threads=self.settings.threads, **filters)
+        passed = ids[0] != -1
+        return D[0, passed], ids[0, passed]

@@ -190,13 +190,8 @@ class ChangeWriter(Closing):
             # EXTRA also waits until the removal of the journal is on disk: a journal that came back
             # after a crash would undo a change.
             self._db.execute("PRAGMA synchronous = EXTRA")
-            self._file = self._identify()
+            self._status = self.path.stat()
             self._stack = stack.pop_all()
-
-    def _identify(self) -> tuple[int, int] | None:
-        """Return device and inode of the file at the path; None if there is none."""
-        status = self.path.stat() if self.path.exists() else None
-        return None if status is None else (status.st_dev, status.st_ino)
 
     def write(self, changes: Mapping[int, NewChange]) -> dict[int, Change]:
         """Write changes in one transaction, which is on disk on return.
@@ -221,7 +216,7 @@ class ChangeWriter(Closing):
             )
             for id_, (code, name, labels) in changes.items()
         ]
-        if self._identify() != self._file:
+        if not (self.path.exists() and os.path.samestat(self.path.stat(), self._status)):
             raise DataError(
                 f"{self.path} was deleted or replaced while the service runs: no further change is "
                 "accepted; put the file back, and restart the service"

@@ -40,4 +40,4 @@ def served(encoder: Encoder, index_file: Path) -> Iterator[Served]:
     """The service in this process, writable, with the digits as its data."""
     with open_live(index_file, writable=True) as live:
         service = Service(encoder, live, digits(), Settings(token=TOKEN))
-        yield Served(client_of(service), service, index_file)
+        yield Served(client_of(service), index_file)

@@ -1,6 +1,5 @@
 """Helpers of the tests of the service."""
 
-import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,55 +37,45 @@ class Served:
     """A client of a service, and its index file."""
 
     client: TestClient
-    service: Service
     index_file: Path
+
+    def call(self, method: str, path: str, status: int = 200, **options: Any) -> Any:
+        """Return the answer to a request, made with the token."""
+        answer = self.client.request(method, path, headers=BEARER, **options)
+        assert answer.status_code == status, answer.text
+        return answer.json()
 
     def search(self, **body: Any) -> list[dict[str, Any]]:
         """Return the results of a search."""
-        answer = self.client.post("/search", json=body)
-        assert answer.status_code == 200, answer.text
-        results: list[dict[str, Any]] = answer.json()["results"]
+        results: list[dict[str, Any]] = self.call("POST", "/search", json=body)["results"]
         return results
 
     def ids(self, **body: Any) -> list[int]:
         """Return the ids of the results of a search."""
         return [result["id"] for result in self.search(**body)]
 
+    def items(self, **parameters: Any) -> list[dict[str, Any]]:
+        """Return the items of a list."""
+        items: list[dict[str, Any]] = self.call("GET", "/items", params=parameters)["items"]
+        return items
+
     def add(self, **body: Any) -> int:
         """Add an item, and return its id."""
-        answer = self.client.post("/items", json=body, headers=BEARER)
-        assert answer.status_code == 201, answer.text
-        return int(answer.json()["id"])
+        return int(self.call("POST", "/items", 201, json=body)["id"])
 
     def remove(self, id_: int) -> None:
         """Remove an item."""
-        answer = self.client.delete(f"/items/{id_}", headers=BEARER)
-        assert answer.status_code == 200, answer.text
-
-    def item(self, id_: int) -> dict[str, Any]:
-        """Return an item."""
-        answer = self.client.get(f"/items/{id_}")
-        assert answer.status_code == 200, answer.text
-        item: dict[str, Any] = answer.json()
-        return item
+        self.call("DELETE", f"/items/{id_}")
 
 
 @contextmanager
 def listening(service: Service) -> Iterator[str]:
     """Serve in a thread, at the address that is yielded."""
-    started = threading.Event()
-
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: Any = None) -> None:
-            await super().startup(sockets)
-            started.set()
-
+    config = uvicorn.Config(create_app(service), log_level="warning", lifespan="off")
     with bind("127.0.0.1", 0) as bound:
-        config = uvicorn.Config(create_app(service), log_level="warning", lifespan="off")
-        server = Server(config)
-        thread = threading.Thread(target=lambda: asyncio.run(server.serve([bound])))
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, args=([bound],))
         thread.start()
-        assert started.wait(30)
         try:
             yield f"http://127.0.0.1:{bound.getsockname()[1]}"
         finally:

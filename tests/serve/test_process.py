@@ -1,76 +1,38 @@
-"""The service as a process: signals, kills, requests of any form, and options."""
+"""The service as a process: signals, kills and options."""
 
-import http.client
 import os
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-from contextlib import contextmanager
+from urllib.request import Request, urlopen
 
 import pytest
 import serve as benchmark
 from commands import refused
-from model_factory import make_model
 from served import BEARER, TOKEN
 
 from gpq_faiss.indexes.opening import open_index
 
 
-@contextmanager
-def process(index, model, *options):
-    """Run ``gpq serve``, writable, and yield it and its port once it answers."""
-    port = benchmark.free_port()
-    call = [sys.executable, "-m", "gpq_cli", "serve", index, "--model", model, "--writable"]
-    command = [*map(str, [*call, "--port", port, *options])]
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_and_changes_stay_beside_the_index(built, index_file, number):
+    content, port = index_file.read_bytes(), benchmark.free_port()
+    call = [sys.executable, "-m", "gpq_cli", "serve", index_file, "--model", built / "model"]
+    command = [*map(str, [*call, "--writable", "--data", "digits", "--port", port])]
     environment = {**os.environ, "GPQ_SERVE_TOKEN": TOKEN}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as popen:
         try:
             benchmark.wait_for(port, lambda: popen.poll() is None)
-            yield popen, port
+            url = f"http://127.0.0.1:{port}/items/1234"
+            urlopen(Request(url, method="DELETE", headers=BEARER)).close()
+            popen.send_signal(number)
+            log = popen.communicate(timeout=60)[1]
         finally:
             popen.kill()
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_and_changes_stay_beside_the_index(built, index_file, number):
-    content = index_file.read_bytes()
-    with process(index_file, built / "model", "--data", "digits") as (popen, port):
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-        connection.request("DELETE", "/items/1234", headers=BEARER)
-        assert connection.getresponse().status == 200
-        connection.close()
-        popen.send_signal(number)
-        log = popen.communicate(timeout=60)[1]
     assert popen.returncode == 0, log
     assert f"1,797 items at http://127.0.0.1:{port}/" in log
     assert index_file.read_bytes() == content
     assert open_index(index_file).code_of(1234) is None
-
-
-@pytest.mark.slow
-def test_requests_of_any_form_get_documented_answers(built, index_file, tmp_path):
-    """Schemathesis makes right and wrong requests from /openapi.json.
-
-    An image or a vector without a direction is refused for its content, which no schema describes:
-    so a right request may be refused.
-    """
-    pytest.importorskip("schemathesis")
-    with process(index_file, built / "model", "--data", "digits") as (_, port):
-        options = "--max-examples 2 --seed 1 --phases coverage,fuzzing --continue-on-failure "
-        options += "--generation-database none --warnings off --exclude-checks "
-        options += "positive_data_acceptance,unsupported_method,allow_header_conformance"
-        call = [sys.executable, "-m", "schemathesis.cli", "run"]
-        call += [
-            f"http://127.0.0.1:{port}/openapi.json",
-            "-H",
-            f"Authorization: Bearer {TOKEN}",
-            *options.split(),
-        ]
-        done = subprocess.run(call, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout[-6000:]
-    assert "8/8" in done.stdout
 
 
 def test_kills_lose_nothing_that_was_acknowledged(tmp_path):
@@ -113,17 +75,3 @@ def test_a_wrong_limit_is_one_line(built, tmp_path, line, message):
     (tmp_path / "serve.toml").write_text(line)
     call = ("serve", built / "index.faiss", "--model", built / "model")
     assert message in refused(*call, "--config", tmp_path / "serve.toml", code=2)
-
-
-def test_a_port_in_use_is_one_line(built):
-    with socket.create_server(("127.0.0.1", 0)) as used:
-        port = used.getsockname()[1]
-        call = ("serve", built / "index.faiss", "--model", built / "model", "--port", port)
-        assert "cannot be bound" in refused(*call, code=2)
-
-
-def test_another_model_is_one_line(built, tmp_path):
-    index = shutil.copy(built / "index.faiss", tmp_path)
-    other = make_model(tmp_path / "other", "images", image_size=8, backbone="mlp", seed=5)
-    options = ("--model", other, "--port", 0, "--writable", "--token", TOKEN)
-    assert "has other codebooks" in refused("serve", index, *options)

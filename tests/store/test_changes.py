@@ -1,7 +1,6 @@
 """The changes beside an index: whole transactions are read, and damage is refused."""
 
 import contextlib
-import os
 import sqlite3
 import subprocess
 import sys
@@ -60,68 +59,36 @@ def test_the_last_change_of_each_id_is_read(written):
         assert read(index)[1:] == (len(written), expected)
 
 
-def test_an_index_without_changes_has_none(index):
-    assert read(index) is None
-
-
-def test_identity_and_numbers_survive_a_restart(index):
-    write(index, {1: ADD})
-    first = read(index)
-    write(index, {2: ADD})
-    assert read(index).identity == first.identity
-    assert read(index).number == 2
-
-
 def test_another_file_has_another_identity(index):
     write(index)
-    first = read(index).identity
+    identity = read(index).identity
     changes_path(index).unlink()
     write(index)
-    assert read(index).identity != first
+    assert read(index).identity != identity
 
 
 def test_only_one_process_may_write(index):
     with ChangeWriter(index, SIZE, CODEBOOKS), pytest.raises(DataError, match="another process"):
         ChangeWriter(index, SIZE, CODEBOOKS)
-    ChangeWriter(index, SIZE, CODEBOOKS).close()
+    write(index, {1: ADD})
 
 
-@pytest.mark.parametrize("open_changes", [read_changes, ChangeWriter])
 @pytest.mark.parametrize("expected", [(SIZE, "f" * 16), (SIZE + 1, CODEBOOKS)])
-def test_changes_of_other_codebooks_are_refused(index, open_changes, expected):
+def test_changes_of_other_codebooks_are_refused(index, expected):
     write(index, {1: ADD})
     with pytest.raises(MismatchError, match="other codebooks"):
-        open_changes(index, *expected)
+        ChangeWriter(index, *expected)
 
 
-@pytest.mark.parametrize("open_changes", [read_changes, ChangeWriter])
 @pytest.mark.parametrize(
-    "statement",
-    [
-        "DROP TABLE changes",
-        "DELETE FROM about",
-        "UPDATE changes SET labels = '['",
-        "VACUUM INTO '{cut}'",
-    ],
+    "statement", ["DROP TABLE changes", "DELETE FROM about", "UPDATE changes SET labels = '['"]
 )
-def test_damaged_changes_are_one_error(index, open_changes, statement):
-    write(index, dict.fromkeys(range(1000), ADD))
-    cut = index.with_name("cut")
+def test_damaged_changes_are_one_error(index, statement):
+    write(index, {1: ADD})
     with contextlib.closing(sqlite3.connect(changes_path(index), isolation_level=None)) as db:
-        db.execute(statement.format(cut=cut))
-    if cut.exists():
-        changes_path(index).write_bytes(cut.read_bytes()[:-5000])
+        db.execute(statement)
     with pytest.raises(DataError, match="restore it from a backup"):
-        open_changes(index, SIZE, CODEBOOKS)
-
-
-def test_a_code_of_another_size_is_no_change(index):
-    with (
-        ChangeWriter(index, SIZE, CODEBOOKS) as writer,
-        pytest.raises(DataError, match="cannot write"),
-    ):
-        writer.write({1: ADD, 2: (b"toolong", None, None)})
-    assert read(index).by_id == {}
+        read(index)
 
 
 def test_a_full_disk_makes_no_change(index):
@@ -134,7 +101,7 @@ def test_a_full_disk_makes_no_change(index):
 
 
 @pytest.mark.parametrize("replace", [False, True])
-def test_a_file_that_went_is_noticed_before_the_next_change(index, replace):
+def test_a_lost_file_is_noticed_before_the_next_change(index, replace):
     with ChangeWriter(index, SIZE, CODEBOOKS) as writer:
         writer.write({1: ADD})
         path = changes_path(index)
@@ -159,45 +126,6 @@ def test_a_journal_that_a_kill_left_is_rolled_back(index):
     subprocess.run([sys.executable, "-c", KILLED, changes_path(index)], check=False)
     assert Path(f"{changes_path(index)}-journal").stat().st_size > 0
     assert read(index) == before
-
-
-def test_changes_in_a_read_only_folder_are_read():
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to become a user without write permission")
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        index = Path(folder) / "index.faiss"
-        write(index, {1: ADD})
-        Path(folder).chmod(0o555)
-        os.seteuid(65534)
-        try:
-            with pytest.raises(PermissionError):
-                (Path(folder) / "new").touch()
-            assert read(index).by_id == {1: Change(1, *ADD)}
-        finally:
-            os.seteuid(0)
-
-
-WRITES = """
-import sys
-from gpq_faiss.store.changes import ChangeWriter
-with ChangeWriter(sys.argv[1], 3, "0123456789abcdef") as writer:
-    for number in range(1 << 20):
-        writer.write({id_: (number.to_bytes(3, "big"), None, None) for id_ in range(2)})
-        print(number, flush=True)
-"""
-
-
-def test_kills_lose_no_acknowledged_change(index):
-    for acknowledged in (1, 7, 40):
-        process = subprocess.Popen(
-            [sys.executable, "-c", WRITES, index], stdout=subprocess.PIPE, text=True
-        )
-        lines = [process.stdout.readline() for _ in range(acknowledged)]
-        process.kill()
-        last = int([*lines, *process.stdout.read().split()][-1])
-        process.wait()
-        codes = {int.from_bytes(change.code, "big") for change in read(index).by_id.values()}
-        assert codes in ({last}, {last + 1})
 
 
 def test_a_commit_beside_many_changes_is_fast(index):

@@ -2,7 +2,7 @@
 // more of them on scrolling. Nothing is loaded from other sites, and no text is inserted as markup.
 "use strict";
 
-const at = (id) => document.getElementById(id);
+const byId = (id) => document.getElementById(id);
 const FEW = 24; // items shown first, and added whenever the end comes into view
 // query: { id } or { file }, null while browsing; shown: ids of the items on the page; wanted: the
 // number of requested items.
@@ -16,9 +16,9 @@ const read = async (response) =>
 const isId = (text) => /^-?\d{1,19}$/.test(text);
 const number = (n) => n.toLocaleString("en");
 const element = (tag, properties, ...children) => {
-  const made = Object.assign(document.createElement(tag), properties);
-  made.append(...children);
-  return made;
+  const node = Object.assign(document.createElement(tag), properties);
+  node.append(...children);
+  return node;
 };
 const span = (className, ...children) => element("span", { className }, ...children);
 
@@ -29,19 +29,19 @@ async function call(path, options = {}) {
     throw error.name === "AbortError" ? error : new Error("The service does not answer.");
   });
   if (response.status === 401) {
-    at("sign-in").hidden = false;
-    at("token").focus();
+    byId("sign-in").hidden = false;
+    byId("token").focus();
   }
   if (!response.ok) {
-    const said = await response.json().catch(() => ({})); // not an error of this service
-    throw new Error(said.error ?? `status ${response.status}`);
+    const body = await response.json().catch(() => ({})); // not an error of this service
+    throw new Error(body.error ?? `status ${response.status}`);
   }
   return response;
 }
 
 function fail(message) {
-  at("error").textContent = message;
-  at("error").hidden = !message;
+  byId("error").textContent = message;
+  byId("error").hidden = !message;
 }
 
 // A file, or an item's thumbnail. It is fetched by script, as an image element sends no token.
@@ -60,42 +60,42 @@ async function picture(image, source, instead) {
   }
 }
 
-function card(found) {
-  const id = `#${found.id}`;
-  const said = [found.name ?? id];
+function card(item) {
+  const id = `#${item.id}`;
+  const description = [item.name ?? id];
   const button = element("button", { type: "button" });
-  button.dataset.id = found.id;
+  button.dataset.id = item.id;
   if (state.info.thumbnails) {
     const image = element("img", { alt: "" });
     button.append(image);
-    picture(image, found, () => image.replaceWith(span("none", id)));
+    picture(image, item, () => image.replaceWith(span("none", id)));
   }
-  button.append(span("", said[0]));
-  if (found.labels) {
-    said.push(found.labels.join(", "));
-    button.append(span("labels", said[1]));
+  button.append(span("", description[0]));
+  if (item.labels) {
+    description.push(item.labels.join(", "));
+    button.append(span("labels", description[1]));
   }
-  if (found.name) button.append(span("faint", id));
-  if (found.score !== undefined) {
-    const score = found.score.toFixed(3);
+  if (item.name) button.append(span("faint", id));
+  if (item.score !== undefined) {
+    const score = item.score.toFixed(3);
     const bar = span("bar");
-    bar.dataset.score = found.score;
+    bar.dataset.score = item.score;
     button.append(span("faint score", span("scale", bar), score));
-    said.push(`score ${score}`);
+    description.push(`score ${score}`);
   }
-  button.setAttribute("aria-label", `${said.join(", ")}: search by it`);
+  button.setAttribute("aria-label", `${description.join(", ")}: search by it`);
   return element("li", {}, button);
 }
 
 function request(allow) {
-  const deny = at("deny").value.split(/[\s,]+/).filter(Boolean);
+  const deny = byId("deny").value.split(/[\s,]+/).filter(Boolean);
   if (!deny.every(isId)) throw new Error("Without ids: whole numbers are needed.");
   const { id, file } = state.query;
   if (file) {
     const form = new FormData();
     form.append("k", state.wanted);
     for (const label of allow) form.append("allow_labels", label);
-    for (const one of deny) form.append("deny_ids", one);
+    for (const id of deny) form.append("deny_ids", id);
     form.append("image", file);
     return { body: form };
   }
@@ -105,46 +105,49 @@ function request(allow) {
 }
 
 async function results(signal) {
-  const allow = [...at("labels").querySelectorAll(":checked")].map((box) => box.value);
+  const allow = [...byId("labels").querySelectorAll(":checked")].map((box) => box.value);
   if (state.query) {
     const start = performance.now();
-    const found = await read(await call("/search", { method: "POST", signal, ...request(allow) }));
-    const took = (performance.now() - start).toFixed(0);
+    const answer = await read(await call("/search", { method: "POST", signal, ...request(allow) }));
+    const ms = (performance.now() - start).toFixed(0);
     return [
-      found.results,
-      `${found.results.length} results, ${took} ms, of ${number(found.ntotal)} items`,
+      answer.results,
+      `${answer.results.length} results, ${ms} ms, of ${number(answer.ntotal)} items`,
     ];
   }
-  const asked = new URLSearchParams([
+  const parameters = new URLSearchParams([
     ["k", state.wanted],
     ...allow.map((label) => ["label", label]),
   ]);
-  const found = await read(await call(`/items?${asked}`, { signal }));
+  const answer = await read(await call(`/items?${parameters}`, { signal }));
   return [
-    found.items,
-    `${found.items.length} of ${number(found.ntotal)} items: choose one to search by it`,
+    answer.items,
+    `${answer.items.length} of ${number(answer.ntotal)} items: choose one to search by it`,
   ];
 }
 
 // With more, the items on the page stay, with their pictures and the focus.
 function show(more, [items, status]) {
   if (!more) {
-    at("results").replaceChildren();
+    byId("results").replaceChildren();
     state.shown.clear();
   }
-  at("results").append(...items.filter((one) => !state.shown.has(one.id)).map(card));
-  for (const one of items) state.shown.add(one.id);
-  const scores = items.map((one) => one.score);
+  byId("results").append(...items.filter((item) => !state.shown.has(item.id)).map(card));
+  for (const item of items) state.shown.add(item.id);
+  const scores = items.map((item) => item.score);
   const [low, high] = [Math.min(...scores), Math.max(...scores)];
-  for (const bar of at("results").querySelectorAll(".bar")) {
+  for (const bar of byId("results").querySelectorAll(".bar")) {
     bar.style.width = `${high > low ? (100 * (bar.dataset.score - low)) / (high - low) : 100}%`;
   }
-  at("status").textContent = status;
-  at("scale").hidden = !state.query || !items.length;
-  at("more").hidden = items.length < state.wanted || state.wanted >= state.info.max_k;
+  byId("scale").textContent =
+    `Bars run from the worst result shown (score ${low.toFixed(3)}) ` +
+    `to the best (${high.toFixed(3)}).`;
+  byId("status").textContent = status;
+  byId("scale").hidden = !state.query || !items.length;
+  byId("more").hidden = items.length < state.wanted || state.wanted >= state.info.max_k;
   // An observer reports only changes: observe again, in case the end is still in view.
-  nearEnd.unobserve(at("more"));
-  if (!at("more").hidden) nearEnd.observe(at("more"));
+  nearEnd.unobserve(byId("more"));
+  if (!byId("more").hidden) nearEnd.observe(byId("more"));
 }
 
 async function load(more = false) {
@@ -174,18 +177,19 @@ async function load(more = false) {
 }
 
 const nearEnd = new IntersectionObserver((entries) => {
-  if (entries.some((one) => one.isIntersecting) && !state.running && !at("more").hidden) load(true);
+  const isInView = entries.some((entry) => entry.isIntersecting);
+  if (isInView && !state.running && !byId("more").hidden) load(true);
 }, { rootMargin: "300px" });
 
 // Search by a query, which is shown next to the fields as a picture and a text.
 function search(query, text) {
   state.query = query;
-  at("id").value = query.id ?? "";
-  at("asked").hidden = false;
-  at("asked-text").textContent = text;
-  at("asked-labels").textContent = "";
+  byId("id").value = query.id ?? "";
+  byId("asked").hidden = false;
+  byId("asked-text").textContent = text;
+  byId("asked-labels").textContent = "";
   const image = element("img", { id: "asked-image", alt: `Query: ${text}` });
-  at("asked-image").replaceWith(image);
+  byId("asked-image").replaceWith(image);
   if (query.file || state.info.thumbnails) picture(image, query, () => (image.hidden = true));
   else image.hidden = true;
   load();
@@ -220,34 +224,34 @@ async function fromHash() {
   if (!state.info) return;
   const id = location.hash.slice(1);
   if (!isId(id)) return state.file ? byFile(state.file) : browse(); // Back to an image
-  at("file").value = "";
+  byId("file").value = "";
   // The chosen item is removed from the page, and the focus would be lost with it.
-  const chosen = at("results").contains(document.activeElement);
+  const chosen = byId("results").contains(document.activeElement);
   search({ id }, `item ${id}`);
-  if (chosen) at("asked").focus({ preventScroll: true });
+  if (chosen) byId("asked").focus({ preventScroll: true });
   try { // errors are reported by the search
-    const found = await read(await call(`/items/${id}`));
+    const item = await read(await call(`/items/${id}`));
     if (state.query?.id !== id) return;
-    at("asked-text").textContent = found.name ?? `item ${id}`;
-    at("asked-labels").textContent = (found.labels ?? []).join(", ");
+    byId("asked-text").textContent = item.name ?? `item ${id}`;
+    byId("asked-labels").textContent = (item.labels ?? []).join(", ");
   } catch { /* not there */ }
 }
 
 function browse() {
-  at("id").value = at("file").value = "";
+  byId("id").value = byId("file").value = "";
   state.query = state.file = null;
-  at("asked").hidden = true;
+  byId("asked").hidden = true;
   load();
 }
 
 async function start() {
   try {
     const info = (state.info = await read(await call("/info")));
-    at("sign-in").hidden = true;
+    byId("sign-in").hidden = true;
     fail("");
-    at("about").textContent = `${number(info.ntotal)} items, ${info.bits} bits each`;
-    at("drop").hidden = info.input !== "images";
-    at("labels").hidden = !info.labels.length;
+    byId("about").textContent = `${number(info.ntotal)} items, ${info.bits} bits each`;
+    byId("drop").hidden = info.input !== "images";
+    byId("labels").hidden = !info.labels.length;
     const chips = info.labels.slice(0, 1000).map((value, n) =>
       element(
         "label",
@@ -256,7 +260,7 @@ async function start() {
         value,
         span("count", number(info.label_counts[n])),
       ));
-    at("labels").replaceChildren(at("labels").firstElementChild, ...chips);
+    byId("labels").replaceChildren(byId("labels").firstElementChild, ...chips);
     document.body.dataset.ready = "yes";
     fromHash();
   } catch (error) {
@@ -264,32 +268,32 @@ async function start() {
   }
 }
 
-at("file").addEventListener("change", (event) => byFile(event.target.files[0]));
+byId("file").addEventListener("change", (event) => byFile(event.target.files[0]));
 document.addEventListener("paste", (event) =>
   byFile([...event.clipboardData.files].find((file) => file.type.startsWith("image/"))));
 for (const name of ["dragover", "drop"])
   document.addEventListener(name, (event) => event.preventDefault());
 document.addEventListener("drop", (event) => byFile(event.dataTransfer.files[0]));
-at("query").addEventListener("submit", (event) => {
+byId("query").addEventListener("submit", (event) => {
   event.preventDefault();
-  const id = at("id").value.trim();
+  const id = byId("id").value.trim();
   if (id && id !== state.query?.id) byIdOrName(id);
   else if (state.query) load();
   else fail("Choose an image, or give an item's id or name.");
 });
-for (const name of ["labels", "deny"]) at(name).addEventListener("change", () => load());
-at("more").addEventListener("click", () => load(true));
-at("clear").addEventListener("click", () => {
+for (const name of ["labels", "deny"]) byId(name).addEventListener("change", () => load());
+byId("more").addEventListener("click", () => load(true));
+byId("clear").addEventListener("click", () => {
   if (location.hash) history.pushState(null, "", location.pathname);
   browse();
-  at("results").focus({ preventScroll: true });
+  byId("results").focus({ preventScroll: true });
 });
-at("sign-in").addEventListener("submit", (event) => {
+byId("sign-in").addEventListener("submit", (event) => {
   event.preventDefault();
-  sessionStorage.setItem("token", at("token").value);
+  sessionStorage.setItem("token", byId("token").value);
   start();
 });
-at("results").addEventListener("click", (event) => {
+byId("results").addEventListener("click", (event) => {
   const button = event.target.closest("button");
   if (!button) return;
   byIdOrName(button.dataset.id);
