@@ -27,13 +27,13 @@ def test_methods_are_listed_in_the_order_of_the_tables():
 def test_a_run_and_its_reports(tmp_path):
     out, page = tmp_path / "runs", tmp_path / "page" / "report.md"
     run = f"experiment run table2 digits --labelled 20-per-class --methods itq,pq --bits 24 --seeds 0 --out {out}"
-    assert done(f"{run} --name digits2") == f"{out}: 2 runs made; 0 already done\n"
+    assert done(run) == f"{out}: 2 runs made; 0 already done\n"
     assert done(run) == f"{out}: 0 runs made; 2 already done\n"
     assert len(list(out.glob("split_*.json"))) == 1, "both methods share it"
     report = f"experiment report {out}"
     done(f"{report} --format markdown --plots {tmp_path}/plots --out {page}")
     text = page.read_text()
-    assert "digits2, protocol 1" in text
+    assert "digits, protocol 1" in text
     assert "(../plots/pr.png)" in text
     assert (tmp_path / "plots" / "pr.png").exists()
     assert text.index("| pq ") < text.index("| itq ")
