@@ -117,7 +117,11 @@ def _model(path: Path) -> dict[str, Any]:
 def _encoder(path: Path) -> dict[str, Any]:
     metadata = read_encoder_metadata(path)
     shape = _codes((metadata.codebooks, metadata.codewords, metadata.subdim))
-    sizes = {"input_shape": ["batch", *metadata.input_shape], "classes": len(metadata.class_names)}
+    sizes = {
+        "side": metadata.side,
+        "input_shape": ["batch", *metadata.input_shape],
+        "classes": len(metadata.class_names),
+    }
     return {**metadata.model_dump(exclude_defaults=True), **sizes, **shape, "kind": "encoder"}
 
 

@@ -1,7 +1,5 @@
 """Indexing: codes, features and indexes become a plain Faiss file, or mapped lists."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import faiss
 import numpy as np
 import pytest
@@ -12,7 +10,6 @@ from index_factory import (
     make_model,
     make_rows,
     queries,
-    random_codes,
     random_ids,
     unit,
 )
@@ -96,13 +93,10 @@ def test_bare_index_has_positions_as_ids(model, tmp_path):
     assert plain.ntotal == N + 1
 
 
-@pytest.mark.parametrize("kind", ["fastscan", "ivf"])
-def test_export_says_what_plain_faiss_loses(model, codes, tmp_path, caplog, kind):
-    caplog.set_level("INFO", "gpq_faiss")
-    plain = faiss.read_index(str(index(model, codes, tmp_path / "x.faiss", kind=kind)))
+def test_fastscan_warns_of_what_plain_faiss_loses(model, codes, tmp_path, caplog):
+    plain = faiss.read_index(str(index(model, codes, tmp_path / "x.faiss", kind="fastscan")))
     assert plain.ntotal == N
-    assert ("plain Faiss finds only a part" in caplog.text) == (kind == "fastscan")
-    assert ("plain Faiss visits an eighth of the lists" in caplog.text) == (kind == "ivf")
+    assert "plain Faiss finds only a part" in caplog.text
 
 
 def test_equal_sources_give_equal_bytes(model, codes, tmp_path):
@@ -111,15 +105,6 @@ def test_equal_sources_give_equal_bytes(model, codes, tmp_path):
     for suffix in ("faiss", "lists"):
         one = index(model, codes, tmp_path / f"one.{suffix}")
         assert index(model, other, tmp_path / f"two.{suffix}").read_bytes() == one.read_bytes()
-
-
-def test_last_of_two_commands_wins_whole(model, codes, tmp_path):
-    more = make_rows(tmp_path / "more.h5", random_codes(5000, M), np.arange(5000), Z)
-    out = tmp_path / "x.faiss"
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda source: index(model, source, out, overwrite=True), (codes, more) * 4))
-    assert open_index(out).ntotal in (N, 5000)
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
 # Refusals -----------------------------------------------------------------------------------------
@@ -132,7 +117,7 @@ def test_last_of_two_commands_wins_whole(model, codes, tmp_path):
         ("x.lists", {"ids": False}, UsageError, "files have one form, with ids"),
         ("x.faiss", {"ids": False}, DataError, "the ids are not 0 to 299: leave out --no-ids"),
         ("x.faiss", {"kind": "tree"}, UsageError, "choose from flat, fused, fastscan, ivf"),
-        ("codes.h5", {"overwrite": True}, UsageError, "is the source itself"),
+        ("codes.h5", {"overwrite": True}, UsageError, "which is not the output itself"),
         ("model", {"overwrite": True}, DataError, "cannot write .*model"),
         ("codes.h5/x", {}, DataError, "a part of the path is a file, not a folder"),
     ],
@@ -150,7 +135,7 @@ def test_id_in_two_sources_is_refused(model, codes, tmp_path, form):
 
 
 def test_no_source_is_refused(model, tmp_path):
-    with pytest.raises(UsageError, match="nothing to index"):
+    with pytest.raises(UsageError, match="name at least one file"):
         index(model, [], tmp_path / "x.faiss")
 
 
@@ -170,7 +155,7 @@ def test_source_of_other_codebooks_is_refused(model, codes, tmp_path, source):
 
 def test_rows_of_another_model_of_equal_codebooks_are_refused(codes, tmp_path):
     other = make_model(tmp_path / "other", Z, "model-2")
-    with pytest.raises(MismatchError, match="is of model model-1, not of"):
+    with pytest.raises(MismatchError, match="is of model model-1, not model-2"):
         index(other, codes, tmp_path / "x.faiss")
 
 
@@ -178,14 +163,6 @@ def test_empty_index_is_refused(model, tmp_path):
     empty = export_faiss(model, tmp_path / "empty.faiss")
     with pytest.raises(DataError, match="is empty: add codes first"):
         index(model, empty, tmp_path / "x.faiss")
-
-
-@pytest.mark.parametrize("source", ["codes.h5", *FORMS])
-def test_truncated_source_is_refused(model, codes, tmp_path, source):
-    path = codes if source == "codes.h5" else make(model, codes, tmp_path / source)
-    path.write_bytes(path.read_bytes()[:-1])
-    with untouched(tmp_path), pytest.raises(DataError, match=source):
-        index(model, path, tmp_path / "x.faiss")
 
 
 def test_items_without_direction_are_refused(model, tmp_path):
