@@ -60,26 +60,6 @@ print([name for name in gpq.__all__ if isinstance(getattr(gpq, name), types.Modu
     assert done.stdout.split("\n")[:3] == ["[]", "False", "[]"]
 
 
-def test_arguments_of_another_type_are_converted_or_named(tmp_path):
-    out = tmp_path / "model"
-    short = gpq.preset("paper").with_settings({"training": {"steps": 2, "batch_labelled": 20}})
-    gpq.train("digits", out, config=short, protocol=1, labelled=0.5)
-    wrong = tmp_path / "m"
-    for call, message in (
-        (
-            lambda: gpq.train("digits", wrong, config="recommended"),
-            "is not a Config: give gpq.preset",
-        ),
-        (
-            lambda: gpq.preset("paper").with_settings("training.steps=2"),
-            "settings are nested dicts",
-        ),
-        (lambda: gpq.Convention(k="10"), "a whole number, at least 1"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            call()
-
-
 def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch):
     assert unknown("loss 'mine'", "mine", []) == "loss 'mine' is unknown: there is none"
     with monkeypatch.context() as without:

@@ -99,8 +99,9 @@ def export_encoder(
             reason = f"its network cannot be exported ({one_line(error)})"
             raise DataError(f"{encoder.source}: {reason}: try the other format") from error
     # A sub-vector without a direction is rounding noise divided by almost nothing.
-    same_shape = vectors.shape == expected.shape
-    if not same_shape or not np.allclose(vectors[valid], expected[valid], rtol=0, atol=TOLERANCE):
+    if vectors.shape != expected.shape or not np.allclose(
+        vectors[valid], expected[valid], rtol=0, atol=TOLERANCE
+    ):
         raise DataError(
             f"{encoder.source}: the exported network differs from the model; nothing "
             "was written: use the other format"

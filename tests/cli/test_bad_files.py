@@ -2,13 +2,11 @@
 
 import json
 import os
-import shutil
 import sys
 
 import numpy as np
 import pytest
-from commands import WIDTH, clusters, done, gpq, refused, untouched
-from safetensors.numpy import load_file, save_file
+from commands import clusters, done, gpq, refused, untouched
 
 from gpq_faiss.nn import quantizer
 
@@ -78,12 +76,6 @@ def test_broken_settings_are_one_line(folder, how):
     check_refused(folder, call, "run.toml")
 
 
-@pytest.mark.parametrize("option", ["--allow-ids", "--deny-ids"])
-def test_broken_ids_are_one_line(folder, option):
-    (folder / "ids.txt").write_text("no such thing\n")
-    check_refused(folder, f"search model index.faiss queries.npy {option} ids.txt", "ids.txt")
-
-
 @pytest.mark.parametrize(
     ("word", "value", "columns"),
     [("NaN", np.nan, 3), ("infinity", np.inf, 3), ("zero", 0, slice(None))],
@@ -98,12 +90,6 @@ def test_bad_rows_are_named(folder, word, value, columns):
         f"train features:features.npy --labels labels.npy {TRAIN}",
     ):
         check_refused(folder, call, word, "rows 17, 100")
-
-
-def test_vectors_of_another_width_are_refused(folder):
-    np.save("features.npy", np.ones((6, WIDTH + 1), np.float32))
-    check_refused(folder, "encode model features:features.npy --out out", "16", "17")
-    check_refused(folder, "search model index.faiss features.npy", "16", "17")
 
 
 def test_zero_sub_vectors_are_named_by_row(folder, monkeypatch):
@@ -158,13 +144,6 @@ def test_wrong_description_of_a_model_is_one_line(folder, key, value):
     check_refused(folder, "encode model features:features.npy --out out", "model")
 
 
-def test_flipped_weight_is_one_line(folder):
-    weights = load_file("model/model.safetensors")
-    weights[next(name for name in weights if name.endswith("weight"))].flat[0] += 1
-    save_file(weights, "model/model.safetensors")
-    check_refused(folder, "encode model features:features.npy --out out", "model")
-
-
 def test_parquet_without_pyarrow_names_the_remedy(folder, monkeypatch):
     (folder / "x.parquet").write_bytes(b"PAR1")
     for name in ("pyarrow", "pyarrow.parquet", "pyarrow.dataset"):
@@ -183,10 +162,3 @@ def test_bad_images_count_up_to_a_limit(folder, size, caplog):
     check_refused(folder, "search image-model image.faiss images/b/3.png", "3.png")
     assert "11 codes" in gpq(f"{encode} --read max_bad=0.1").stdout
     assert "1 of 12 images cannot be read (" in caplog.text
-
-
-def test_link_to_nowhere_is_a_bad_image(folder):
-    shutil.rmtree("images/b")
-    (folder / "images/b").mkdir()
-    (folder / "images/b/3.png").symlink_to("nowhere.png")
-    check_refused(folder, "encode image-model folder:images --out out.h5", "images cannot be read")

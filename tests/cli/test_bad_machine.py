@@ -6,10 +6,7 @@ import errno
 import itertools
 import os
 import resource
-import shutil
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -54,33 +51,6 @@ def test_full_disk_is_named(folder, monkeypatch, stage):
 
     monkeypatch.setattr(os, "fsync", full)
     assert "the disk is full" in refused(STAGES[stage])
-
-
-@pytest.fixture
-def locked(folder):
-    """Make a folder that cannot be written: by its mode, for root by the immutable flag."""
-    (folder / "new").mkdir()
-    root = os.geteuid() == 0
-    lock, unlock = (
-        (["chattr", "+i"], ["chattr", "-i"]) if root else (["chmod", "555"], ["chmod", "755"])
-    )
-    if shutil.which(lock[0]) is None or subprocess.run([*lock, "new"], check=False).returncode:
-        pytest.skip("root may write everywhere, and this file system has no immutable flag")
-    yield folder
-    subprocess.run([*unlock, "new"], check=True)
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_locked_folder_is_one_line(locked, stage):
-    with untouched(locked):
-        assert "no permission to write" in refused(STAGES[stage])
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_file_in_place_of_a_folder_is_one_line(folder, stage):
-    (folder / "new").write_bytes(b"precious")
-    with untouched(folder):
-        assert "not a folder" in refused(STAGES[stage])
 
 
 @pytest.mark.parametrize("stage", ["train", "encode", "search", "evaluate"])
@@ -160,24 +130,3 @@ def test_lack_of_memory_and_damage_are_one_line(folder, monkeypatch, error, mess
 
     monkeypatch.setattr(Encoder, "_vectors", fails)
     assert message in refused(STAGES["encode"])
-
-
-def test_bugs_are_raised(folder, monkeypatch):
-    monkeypatch.setattr(Encoder, "_vectors", lambda *_: torch.ones(2, 3) @ torch.ones(2, 3))
-    assert isinstance(gpq(STAGES["encode"]).exception, RuntimeError)
-
-
-@pytest.mark.parametrize(
-    ("policy", "spins"), [({}, "0"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "30000000000")]
-)
-def test_waiting_threads_sleep_unless_the_user_says_otherwise(policy, spins):
-    environment = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
-    environment |= policy | {"OMP_DISPLAY_ENV": "VERBOSE", "OMP_NUM_THREADS": "2"}
-    script = (
-        "import sys, gpq_cli.main as m; sys.argv[1:] = ['info', 'none']\n"
-        "try: m.cli()\nfinally: import faiss"
-    )
-    command = [sys.executable, "-c", script]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    lines = [line for line in ended.stderr.splitlines() if "GOMP_SPINCOUNT" in line]
-    assert {line.split("'")[1] for line in lines} == {spins}

@@ -5,11 +5,10 @@ import os
 import shutil
 
 import faiss
-import h5py
 import numpy as np
 import pandas as pd
 import pytest
-from commands import ITEMS, clusters, done, gpq
+from commands import ITEMS, clusters, done
 from PIL import Image
 
 from gpq_faiss import open_index
@@ -66,34 +65,6 @@ def test_every_index_is_searched_alike(options):
     assert ids_of("search model new.faiss queries.npy -k 80") == ids_of(f"{SEARCH} -k 80")
 
 
-def test_lists_and_codes_are_searched_alike():
-    done("index model codes.h5 --out index.lists")
-    for name in ("index.lists", "codes.h5"):
-        assert answer(f"search model {name} queries.npy") == answer(SEARCH)
-
-
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [("fastscan", "a FastScan index for plain Faiss"), ("ivf", "an inverted file")],
-)
-def test_exports_are_for_plain_faiss(kind, message):
-    gpq(f"index model codes.h5 --kind {kind} --out new.faiss")
-    assert faiss.read_index("new.faiss").ntotal == ITEMS
-    result = gpq("search model new.faiss queries.npy")
-    assert (result.exit_code, message in result.stderr) == (1, True)
-
-
-def test_ids_and_names_of_files_are_those_of_results(folder):
-    ids = np.arange(ITEMS)[::-1] * 3 + (1 << 40)
-    np.save("ids.npy", ids)
-    (folder / "names.txt").write_text("".join(f"item {row}\n" for row in range(ITEMS)))
-    encode = "encode model features:features.npy --read ids=ids.npy --read names=names.txt"
-    done(f"{encode} --out new.h5")
-    for query in answer("search model new.h5 queries.npy -k 5")["queries"]:
-        rows = [ids.tolist().index(item) for item in query["ids"]]
-        assert query["names"] == [f"item {row}" for row in rows]
-
-
 def test_search_in_json():
     document = answer(f"{SEARCH} -k 5")
     assert set(document) == {"k", "codebooks_fingerprint", "description", "queries"}
@@ -120,22 +91,9 @@ def test_ending_of_the_output_chooses_the_format(name, read):
     assert table["id"].tolist() == [number for ids in ids_of(f"{SEARCH} -k 5") for number in ids]
 
 
-def test_search_prints_csv():
-    assert done(f"{SEARCH} --format csv").startswith("query,rank,id,name,labels,score\n0,1,")
-
-
 def test_search_into_a_file(folder):
     done(f"{SEARCH} --out results.json")
     assert (folder / "results.json").read_text() == done(f"{SEARCH} --format json")
-
-
-@pytest.mark.parametrize("name", ["queries.npz", "queries.h5", "features:queries.npy"])
-def test_every_form_of_queries_gives_the_same(name):
-    queries = np.load("queries.npy")
-    np.savez("queries.npz", features=queries)
-    with h5py.File("queries.h5", "w") as file:
-        file["features"] = queries
-    assert ids_of(f"search model index.faiss {name}") == ids_of(SEARCH)
 
 
 @pytest.mark.parametrize("name", ["ids.npy", "ids.txt"])
@@ -167,11 +125,6 @@ def test_features_are_used_again(folder):
     (folder / "new.h5").unlink()
     done(encode)
     assert (folder / "new.features.h5").stat().st_mtime_ns == before
-
-
-def test_features_are_not_kept(folder):
-    done("encode model features:features.npy --no-features --batch-size 32 --out new/codes.h5")
-    assert [path.name for path in (folder / "new").iterdir()] == ["codes.h5"]
 
 
 def test_evaluate_in_json():

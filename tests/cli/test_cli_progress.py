@@ -6,8 +6,6 @@ import re
 import sys
 
 import pytest
-from click.testing import CliRunner
-from commands import gpq
 from gpq_cli.main import cli
 
 from gpq_faiss import progress
@@ -52,12 +50,6 @@ def test_file_gets_lines_with_the_time_to_go(written):
     assert [line for line in lines if "training" not in line] == ["a note", "gpq info: 00:00"]
 
 
-def test_short_stages_are_not_logged(written, monkeypatch):
-    monkeypatch.setattr(progress, "LONG", 60.0)
-    monkeypatch.setattr(progress, "INTERVAL", 60.0)
-    assert written() == "a note\n"
-
-
 def test_terminal_shows_a_bar_that_goes(written):
     text = written(terminal=True)
     assert "gpq info ..." in text
@@ -73,11 +65,3 @@ def test_verbose_adds_details(written):
 @pytest.mark.parametrize("terminal", [True, False])
 def test_quiet_leaves_errors(written, terminal):
     assert written("-q", terminal=terminal) == ""
-
-
-def test_command_leaves_logging_as_it_was(folder):
-    root, package = logging.getLogger(), logging.getLogger("gpq_faiss")
-    before = list(root.handlers), package.level
-    assert gpq("search model index.faiss missing.npy").exit_code == 1
-    assert CliRunner().invoke(cli, ["-v", "info", "model"]).exit_code == 0
-    assert (list(root.handlers), package.level) == before

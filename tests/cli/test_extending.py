@@ -17,7 +17,7 @@ from sklearn.datasets import dump_svmlight_file
 
 import gpq_faiss
 from gpq_faiss import plugins
-from gpq_faiss.config import from_dict, preset, to_dict
+from gpq_faiss.config import preset
 from gpq_faiss.errors import UsageError
 from gpq_faiss.methods.gpq import build_gpq
 from gpq_faiss.methods.registry import make_method
@@ -101,22 +101,6 @@ def test_backbone_and_loss_are_trained_with(example, tmp_path, monkeypatch, name
     uninstall(example)
     message = "has the backbone 'small-cnn' of gpq-faiss-example 1.5, which is not installed"
     assert message in refused("encode model digits --out again.h5")
-
-
-def test_settings_of_a_missing_loss_are_kept_and_refused(tmp_path):
-    assert from_dict(to_dict(WITH_LOSS)) == WITH_LOSS
-    with pytest.raises(UsageError, match="no package has a loss of that name"):
-        gpq_faiss.train("digits", tmp_path / "x", config=WITH_LOSS)
-
-
-@pytest.mark.usefixtures("example")
-def test_loss_changes_the_weights_unless_its_weight_is_zero(tmp_path):
-    weights = []
-    for setting in ("", "--set loss.extra.compactness=0.0", "--set loss.extra.compactness=0.5"):
-        out = tmp_path / str(len(weights))
-        done(f"train digits {SHORT} {LINEAR} {setting} --out {out}")
-        weights.append((out / "model.safetensors").read_bytes())
-    assert weights[0] == weights[1] != weights[2]
 
 
 @pytest.mark.usefixtures("example")
@@ -229,10 +213,3 @@ def test_unusable_method_is_one_line(install, entry, message):
     install("broken-package", {"methods": {"mine": f"broken_module:{entry}"}})
     with pytest.raises(UsageError, match=message):
         make_method("mine", 12)
-
-
-def test_name_of_two_packages_is_refused(install):
-    for package in ("one-package", "other-package"):
-        install(package, {"methods": {"mine": "broken_module:entry"}})
-    message = "the method 'mine' of one-package 1.5 is one of other-package 1.5 too"
-    assert message in refused("experiment methods", code=2)

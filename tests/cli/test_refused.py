@@ -1,7 +1,5 @@
 """Unfit options, and outputs that exist: one line before any work, and nothing is touched."""
 
-import shutil
-
 import pytest
 from commands import gpq, only_line, refused, untouched
 
@@ -87,14 +85,6 @@ def test_wrong_call_is_one_line(folder, call, code, message):
     assert not [path for path in folder.glob("out*") if path.is_file()]
 
 
-def test_picture_needs_the_images_that_were_indexed(folder):
-    shutil.copytree("images", "more")
-    shutil.rmtree("more/b")
-    call = "search image-model image.faiss images/a/0.png -k 2 --out x.png --images"
-    assert gpq(f"{call} folder:more").exit_code == 0
-    assert "a picture needs images" in refused(f"{call} features:features.npy --overwrite")
-
-
 # Outputs ------------------------------------------------------------------------------------------
 
 STAGES = {
@@ -129,12 +119,6 @@ def test_only_a_whole_output_replaces_another(folder, stage):
     (folder / "config.json").rename("model/config.json")
     assert gpq(f"{STAGES[stage]} --overwrite").exit_code == 0
     assert (folder / "out.h5").read_bytes() != b"precious"
-
-
-def test_features_beside_the_codes_are_kept(folder):
-    shutil.copy("other-features.h5", "out.features.h5")
-    with untouched(folder):
-        assert "out.features.h5 exists already: pass --overwrite" in refused(STAGES["encode"])
 
 
 def test_overwrite_replaces_model_folders_alone(folder):

@@ -13,11 +13,10 @@ import psutil
 import pytest
 from commands import content
 from model_factory import make_model
-from PIL import Image
 
 from gpq_faiss import Encoder, RayCluster, RowReader, encode, encode_on_ray, open_data
 from gpq_faiss.cluster.encode_on_ray import _ShardEncoder, connected
-from gpq_faiss.errors import DataError, UsageError
+from gpq_faiss.errors import UsageError
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'gpq-faiss[ray]'")
 
@@ -107,39 +106,6 @@ def test_only_missing_shards_are_encoded_again(folder, shards):
     assert [a == b for a, b in zip(times, again, strict=True)] == [True, False, True]
 
 
-def test_shards_of_another_run_are_refused(ray, folder, tmp_path):
-    shard = tmp_path / "codes-000000000000.h5"
-    encode(folder / "model", opening(folder)(), shard, keep_features=False)
-    with pytest.raises(DataError, match="exists already: pass --overwrite"):
-        encoded(folder, tmp_path)
-    encoded(folder, tmp_path, overwrite=True)
-    assert len(columns([shard])[0]) == SHARD
-
-
-def test_unreadable_images_of_all_shards_count_together(ray, tmp_path, caplog):
-    make_model(tmp_path / "model", kind="images", image_size=8, backbone="mlp")
-    for i in range(20):
-        path = tmp_path / "images" / str(i % 2) / f"{i}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (8, 8), (10 * i, 0, 0)).save(path)
-        if i in (3, 15):
-            path.write_bytes(b"")
-    paths = []
-    for limit in (0.1, 0.05):
-        opening = partial(open_data, f"folder:{tmp_path}/images", max_bad=limit)
-        with pytest.raises(DataError) if limit < 0.1 else contextlib.nullcontext() as caught:
-            paths += encode_on_ray(
-                tmp_path / "model",
-                opening,
-                tmp_path,
-                RayCluster(workers=1, shard_items=10),
-                batch_size=5,
-            )
-    assert len(columns(paths)[0]) == 18
-    assert "2 of 20 images cannot be read, and were left out" in caplog.text
-    assert "2 of 20 images cannot be read; that is above the limit of 5 %" in str(caught.value)
-
-
 def test_a_node_with_other_data_is_refused(folder, tmp_path):
     encoder = Encoder.load(folder / "model")
     worker = _ShardEncoder(
@@ -166,21 +132,3 @@ def test_a_local_cluster_listens_on_the_loopback_only(ray):
 def test_a_gpu_that_no_node_has_is_refused(ray, folder, tmp_path):
     with pytest.raises(UsageError, match="the cluster at local has no GPU: use --device cpu"):
         encoded(folder, tmp_path, device="cuda")
-
-
-@pytest.mark.parametrize("cluster", [RayCluster(workers=-1), RayCluster(shard_items=0)])
-def test_sizes_must_be_positive(cluster, folder, tmp_path):
-    with pytest.raises(UsageError, match="must be positive"):
-        encode_on_ray(folder / "model", opening(folder), tmp_path, cluster)
-
-
-def test_cluster_that_does_not_start_is_one_line(ray, monkeypatch):
-    def fail(*_, **__):
-        raise Exception("The current node timed out during startup.\nThis could happen because ...")
-
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "init", fail)
-    monkeypatch.setattr(ray, "shutdown", lambda: None)
-    message = r"the Ray cluster at local fails \(The current node timed out during startup"
-    with pytest.raises(DataError, match=message), connected("local"):
-        pass

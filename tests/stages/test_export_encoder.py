@@ -129,18 +129,6 @@ def test_graph_that_differs_leaves_no_file(models, tmp_path, monkeypatch, differ
     assert not list(tmp_path.iterdir())
 
 
-def test_graph_with_a_fixed_batch_leaves_no_file(models, tmp_path, monkeypatch):
-    real = module._to_torch
-
-    def two_rows(*arguments):
-        data, run = real(*arguments)
-        return data, lambda x: run(x[:2])
-
-    monkeypatch.setattr(module, "_to_torch", two_rows)
-    with pytest.raises(DataError, match="nothing was written"):
-        export_encoder(models["features"], tmp_path / "e.pt2")
-
-
 def test_missing_package_is_named(models, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(UsageError, match=r"onnxscript: pip install 'gpq-faiss\[onnx\]'"):

@@ -14,10 +14,9 @@ from index_factory import (
     unit,
 )
 
-from gpq_faiss import export_faiss, index, open_index
+from gpq_faiss import index, open_index
 from gpq_faiss.codes.encode import decode, encode
-from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageError
-from gpq_faiss.faissio.convert import from_faiss
+from gpq_faiss.errors import DataError, MismatchError, UsageError
 from gpq_faiss.store.items import items_path
 
 M, d, N = 6, 4, 300
@@ -83,28 +82,10 @@ def test_faiss_file_is_an_index_with_ids(model, codes, tmp_path):
     assert np.isin(ids, exact_ids).mean() > 0.9
 
 
-def test_bare_index_has_positions_as_ids(model, tmp_path):
-    rows = np.random.default_rng(0).permutation(N)
-    source = make_rows(tmp_path / "codes.h5", CODES[rows], rows, Z)
-    plain = faiss.read_index(str(index(model, source, tmp_path / "x.faiss", ids=False)))
-    assert type(plain) is faiss.IndexPQ
-    assert np.array_equal(from_faiss(plain).codes, CODES)
-    plain.add(X[:1])
-    assert plain.ntotal == N + 1
-
-
 def test_fastscan_warns_of_what_plain_faiss_loses(model, codes, tmp_path, caplog):
     plain = faiss.read_index(str(index(model, codes, tmp_path / "x.faiss", kind="fastscan")))
     assert plain.ntotal == N
     assert "plain Faiss finds only a part" in caplog.text
-
-
-def test_equal_sources_give_equal_bytes(model, codes, tmp_path):
-    order = np.random.default_rng(0).permutation(N)
-    other = make_rows(tmp_path / "other.h5", CODES[order], IDS[order], Z)
-    for suffix in ("faiss", "lists"):
-        one = index(model, codes, tmp_path / f"one.{suffix}")
-        assert index(model, other, tmp_path / f"two.{suffix}").read_bytes() == one.read_bytes()
 
 
 # Refusals -----------------------------------------------------------------------------------------
@@ -134,17 +115,6 @@ def test_id_in_two_sources_is_refused(model, codes, tmp_path, form):
         make(model, [codes, other], tmp_path / form)
 
 
-def test_no_source_is_refused(model, tmp_path):
-    with pytest.raises(UsageError, match="name at least one file"):
-        index(model, [], tmp_path / "x.faiss")
-
-
-def test_existing_index_is_kept(model, codes, tmp_path):
-    index(model, codes, tmp_path / "x.faiss")
-    with untouched(tmp_path), pytest.raises(OutputExistsError, match="pass --overwrite"):
-        index(model, codes, tmp_path / "x.faiss")
-
-
 @pytest.mark.parametrize("source", ["codes.h5", *FORMS])
 def test_source_of_other_codebooks_is_refused(model, codes, tmp_path, source):
     other = make_model(tmp_path / "other", books(M, seed=1), "model-2")
@@ -157,20 +127,6 @@ def test_rows_of_another_model_of_equal_codebooks_are_refused(codes, tmp_path):
     other = make_model(tmp_path / "other", Z, "model-2")
     with pytest.raises(MismatchError, match="is of model model-1, not model-2"):
         index(other, codes, tmp_path / "x.faiss")
-
-
-def test_empty_index_is_refused(model, tmp_path):
-    empty = export_faiss(model, tmp_path / "empty.faiss")
-    with pytest.raises(DataError, match="is empty: add codes first"):
-        index(model, empty, tmp_path / "x.faiss")
-
-
-def test_items_without_direction_are_refused(model, tmp_path):
-    x = X.copy()
-    x[21, d : 2 * d] = 0
-    source = make_rows(tmp_path / "x.h5", x, IDS, Z)
-    with pytest.raises(DataError, match=r"no direction, in row 21"):
-        index(model, source, tmp_path / "x.faiss")
 
 
 @pytest.mark.parametrize("refused", [True, False])

@@ -13,9 +13,8 @@ from model_factory import make_model
 import gpq_faiss as gpq
 from gpq_faiss import Encoder, search
 from gpq_faiss.errors import DataError, MismatchError
-from gpq_faiss.stages.search import SearchResult, parse_rows
+from gpq_faiss.stages.search import parse_rows
 from gpq_faiss.store.changes import ChangeWriter
-from gpq_faiss.store.items import items_path
 
 N, Q = 300, 8
 FORMS = ["index.faiss", "index.lists", "codes.h5"]
@@ -75,11 +74,6 @@ def test_results_have_names_labels_and_columns(folder, index):
         assert answer["labels"] == [[("cat", "dog")[row % 2]] for row in rows]
 
 
-def test_index_without_names_gives_none(folder):
-    answer = searched(folder, "bare.faiss", k=2).to_dict()["queries"][0]
-    assert (answer["names"], answer["labels"]) == ([None, None], [None, None])
-
-
 @pytest.mark.parametrize("option", ["allow", "deny"])
 def test_filters_equal_brute_force(folder, option):
     ids = np.arange(0, 900, 9)
@@ -111,18 +105,6 @@ def test_search_applies_changes(tmp_path, folder, caplog):
     assert (first["id"], first["name"], first["labels"]) == (7, "new", "owl")
     assert second["id"] == top[0, 1]
     assert "2 changes are applied" in caplog.text
-
-
-def test_names_of_another_index_are_not_shown(tmp_path, folder, caplog):
-    path = gpq.index(folder / "model", folder / "codes.h5", tmp_path / "index.faiss", names=False)
-    other = {"features": np.ones((2, 20), np.float32), "names": ["a", "b"]}
-    np.savez(tmp_path / "x.npz", **other)
-    codes = gpq.encode(folder / "model", f"features:{tmp_path}/x.npz", tmp_path / "codes.h5")
-    items_path(gpq.index(folder / "model", codes, tmp_path / "other.faiss")).rename(
-        items_path(path)
-    )
-    assert not search(folder / "model", path, folder / "queries.npy", k=1).items
-    assert "belongs to another index: results of" in caplog.text
 
 
 def test_index_of_other_codebooks_is_a_mismatch(tmp_path, folder):
@@ -178,13 +160,6 @@ def test_result_prints_as_its_command(shop):
     stdout = done(f"search {shop.image_model} {shop.image_index} {shop.images} -k 2")
     assert str(result).startswith(stdout.rstrip())
     assert "<table" in result._repr_html_()
-
-
-def test_long_result_prints_its_first_rows(shop):
-    ids, scores = np.zeros((100, 1), np.int64), np.zeros((100, 1), np.float32)
-    result = SearchResult(ids, scores, np.arange(100), ("q",) * 100, "", "description")
-    last = ["... and more: the first 60 rows are shown", "description"]
-    assert str(result).splitlines()[-2:] == last
 
 
 def test_result_is_json(folder):
