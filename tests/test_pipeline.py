@@ -78,18 +78,18 @@ def test_the_path_ends_in_figures_far_above_chance(products):
     assert products.evaluation.queries.tolist() == split.query.tolist()
     assert result.n_database == products.evaluation.ranking.n_database == len(split.database)
     # So is that of a file of codes, which all items are ranked against.
-    every = np.arange(len(labels))
-    whole = evaluate(products.model, digits(), codes=products.codes)
-    assert whole.ranking.map == ranked(every, every).map
+    all_rows = np.arange(len(labels))
+    of_codes = evaluate(products.model, digits(), codes=products.codes)
+    assert of_codes.ranking.map == ranked(all_rows, all_rows).map
 
 
 def test_queries_that_may_have_been_trained_on_are_refused_and_other_data_are_split_anew(products):
     with pytest.raises(MismatchError, match="protocol 1"):
         evaluate(products.model, digits(), protocol="2")
-    same = evaluate(products.model, digits(), protocol="1")
-    assert same.ranking.map == products.evaluation.ranking.map
-    other = replace(digits(), fingerprint="another", name="copy")
-    result = evaluate(products.model, other, protocol="transfer")
+    repeated = evaluate(products.model, digits(), protocol="1")
+    assert repeated.ranking.map == products.evaluation.ranking.map
+    renamed_data = replace(digits(), fingerprint="another", name="copy")
+    result = evaluate(products.model, renamed_data, protocol="transfer")
     assert any("drawn from it" in note for note in result.notes)
     assert result.split_hash != products.evaluation.split_hash
 

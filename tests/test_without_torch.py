@@ -48,23 +48,23 @@ def shop(tmp_path_factory, encoders):
     """A folder with what a machine with torch made: codes, an index and the encoder in ONNX; and
     labelled queries.
     """
-    here = tmp_path_factory.mktemp("shop")
-    shutil.copytree(encoders[0], here / "model")
-    shutil.copy(encoders[1], here)
+    folder = tmp_path_factory.mktemp("shop")
+    shutil.copytree(encoders[0], folder / "model")
+    shutil.copy(encoders[1], folder)
     for name, n in (("items", N), ("queries", Q)):
         values = random_input("features", n, seed=n)
-        np.save(here / f"{name}.npy", values)
-        np.save(here / f"{name}-labels.npy", np.random.default_rng(n).integers(0, 3, n))
-        data = gpq.open_data(f"features:{here}/{name}.npy", labels=f"{here}/{name}-labels.npy")
-        gpq.encode(here / "model", data, here / f"{name}.h5")
-    gpq.index(here / "model", here / "items.h5", here / "index.faiss")
-    return here
+        np.save(folder / f"{name}.npy", values)
+        np.save(folder / f"{name}-labels.npy", np.random.default_rng(n).integers(0, 3, n))
+        data = gpq.open_data(f"features:{folder}/{name}.npy", labels=f"{folder}/{name}-labels.npy")
+        gpq.encode(folder / "model", data, folder / f"{name}.h5")
+    gpq.index(folder / "model", folder / "items.h5", folder / "index.faiss")
+    return folder
 
 
 def in_process(shop, code, calls):
     """Exit code, stdout and stderr of commands in a process that begins with ``code``."""
     words = json.dumps([call.split() for call in calls])
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code, words, str(shop / "index.faiss")],
         capture_output=True,
         text=True,
@@ -72,8 +72,8 @@ def in_process(shop, code, calls):
         cwd=shop,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)},
     )
-    assert done.returncode == 0, done.stderr
-    return [(code, out, err) for code, out, err in json.loads(done.stdout)]
+    assert completed.returncode == 0, completed.stderr
+    return [(code, out, err) for code, out, err in json.loads(completed.stdout)]
 
 
 WORKING = [
@@ -108,8 +108,8 @@ def test_what_needs_no_torch_runs(shop):
     expected = gpq.search(shop / "model", shop / "index.faiss", str(shop / "queries.npy"), k=5)
     assert [query["ids"] for query in ranked["queries"]] == expected.ids.tolist()
     queries = gpq.open_data(f"features:{shop}/queries.npy", labels=f"{shop}/queries-labels.npy")
-    whole = gpq.evaluate(shop / "model", queries, codes=shop / "items.h5", ks=(1, 10))
-    assert measured["map"] == pytest.approx(whole.ranking.map, abs=1e-9)
+    evaluation = gpq.evaluate(shop / "model", queries, codes=shop / "items.h5", ks=(1, 10))
+    assert measured["map"] == pytest.approx(evaluation.ranking.map, abs=1e-9)
 
 
 def test_what_needs_torch_names_the_extra(shop):
@@ -134,8 +134,8 @@ def test_onnx_file_gives_the_query_vectors_of_the_model(shop):
 def test_misused_onnx_file_is_refused(shop, tmp_path):
     onnx = shop / "encoder.onnx"
     queries = gpq.open_data(f"features:{shop}/queries.npy", labels=f"{shop}/queries-labels.npy")
-    other = make_model(tmp_path / "other", "features", M=5, K=16, d=12, seed=9)
-    codes = gpq.encode(other, queries, tmp_path / "other.h5")
+    other_model = make_model(tmp_path / "other", "features", M=5, K=16, d=12, seed=9)
+    codes = gpq.encode(other_model, queries, tmp_path / "other.h5")
     with pytest.raises(UsageError, match="runs on the CPU"):
         gpq.open_encoder(onnx, "cuda")
     with pytest.raises(UsageError, match="queries only"):

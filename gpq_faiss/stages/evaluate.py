@@ -113,17 +113,19 @@ def evaluate(
         notes.append(NO_NEIGHBOUR_RECALL)
     seed = int(encoder.model.description["config"]["training"]["seed"])
     measured: dict[str, Row] = {}
-    for name, other in models.items():
-        if other is None:
+    for name, compared in models.items():
+        if compared is None:
             sizes = name, encoder.bits, seed
             row = fit_and_encode(*sizes, dataset, split, image_size=encoder.image_size, **rows)
         else:
-            row = coded if other is encoder else _encode(other, dataset, split.query, database)
+            row = (
+                coded if compared is encoder else _encode(compared, dataset, split.query, database)
+            )
         measured[name] = Row(
             row.rank(labels, **options),
             row.neighbour_recall(neighbours),
-            row.coder.bits if other or find_method(name).any_length else None,
-            other.fingerprint if other else None,
+            row.coder.bits if compared or find_method(name).any_length else None,
+            compared.fingerprint if compared else None,
         )
     run = Run(coded, labels, labels, dataset.ids, dataset.ids)
     return Evaluation(measured, run, split.name, split.hash, dataset.name, tuple(notes))

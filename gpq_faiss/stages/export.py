@@ -59,8 +59,8 @@ def export(source: str | Path, out: str | Path, *, to: str, overwrite: bool = Fa
     ``fused`` float32 [ceil(M/2), 256, 2d], one codebook per byte of a code; and ``meta``, a JSON
     text with the model, the shape and the layout of code bytes.
 
-    ``parquet`` is a table of a codes file: ``id`` int64, ``codes`` list of uint8 [code_size], packed
-    as in Faiss, texts of the items, and ``labels`` list of text; its metadata (``gpq_faiss``, JSON)
+    ``parquet`` is a table of a codes file: ``id`` int64, ``codes`` list of uint8 [code_size],
+    packed as in Faiss, texts of the items, and ``labels`` list of text; its metadata (``gpq_faiss``, JSON)
     identify the model.
 
     Args:

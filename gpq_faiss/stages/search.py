@@ -131,8 +131,12 @@ def parse_rows(text: str | None, n: int) -> Ids:
     """
     numbers, rows = np.arange(n), np.arange(0)
     with contextlib.suppress(ValueError, TypeError, IndexError):
-        parts = [part.split(":") for part in (":" if text is None else text).split(",")]
-        bounds: Any = [[int(b) if b.strip() else None for b in part] for part in parts]
+        parts = [
+            bounds_text.split(":") for bounds_text in (":" if text is None else text).split(",")
+        ]
+        bounds: Any = [
+            [int(b) if b.strip() else None for b in bounds_text] for bounds_text in parts
+        ]
         rows = np.hstack([numbers[slice(*b)] if len(b) > 1 else numbers[b] for b in bounds])
     if not len(rows):
         raise UsageError(
@@ -198,14 +202,14 @@ class SearchResult(Shown):
         """Yield a row for each result: query, rank, id, name, labels (separated by ``|``), score,
         and kept columns. Unknown values are None.
         """
-        kept = self._kept
+        columns = self._kept
         for query, ids, scores in zip(self.query_names, self.ids, self.scores, strict=True):
             results = zip(ids[ids != -1].tolist(), scores[ids != -1].tolist(), strict=True)
             for rank, (number, score) in enumerate(results, 1):
                 item = self.items.get(number, _UNKNOWN)
                 labels = None if item.labels is None else "|".join(item.labels)
                 values = query, rank, number, item.name, labels, score
-                texts = {column: item.texts.get(column) for column in kept}
+                texts = {column: item.texts.get(column) for column in columns}
                 yield dict(zip(_COLUMNS, values, strict=True)) | texts
 
     def rows(self) -> list[dict[str, Any]]:
@@ -230,7 +234,7 @@ class SearchResult(Shown):
         """Return JSON values: one entry for each query, without padding; unknown values are
         None.
         """
-        queries, kept = [], self._kept
+        queries, columns = [], self._kept
         rows = zip(self.query_ids.tolist(), self.query_names, self.ids, self.scores, strict=True)
         for query, name, padded_ids, scores in rows:
             ids = padded_ids[padded_ids != -1].tolist()
@@ -241,8 +245,8 @@ class SearchResult(Shown):
                 "ids": ids,
                 "scores": scores[: len(ids)].tolist(),
                 "names": [item.name for item in items],
-                "labels": [item.labels and list(item.labels) for item in items],
-                **{column: [item.texts.get(column) for item in items] for column in kept},
+                "labels": [None if i.labels is None else list(i.labels) for i in items],
+                **{column: [item.texts.get(column) for item in items] for column in columns},
             }
             queries.append(answer)
         return {
@@ -284,8 +288,8 @@ class SearchResult(Shown):
             item_rows = items.rows_of(ids).tolist()
             for number, row, score in zip(ids.tolist(), item_rows, scores.tolist(), strict=True):
                 item = self.items.get(number, _UNKNOWN)
-                known = labels and item.labels is not None
-                relevant = not set(labels).isdisjoint(item.labels or ()) if known else None
+                both_labelled = labels and item.labels is not None
+                relevant = not set(labels).isdisjoint(item.labels or ()) if both_labelled else None
                 caption = " · ".join([*(item.labels or ()), f"{score:.2f}"])
                 image_row = row_of_name.get(item.name, -1) if names else row
                 cells.append(_cell(items, image_row, caption, relevant))

@@ -31,12 +31,12 @@ BREAKS = {
 }
 
 
-def damage(path, how):
+def damage(path, fault):
     """Break a good file in place."""
     data = path.read_bytes()
     path.unlink()
-    if how != "missing":
-        path.write_bytes(BREAKS[how](data))
+    if fault != "missing":
+        path.write_bytes(BREAKS[fault](data))
 
 
 CALLS = [
@@ -55,23 +55,23 @@ CALLS = [
 ]
 
 
-@pytest.mark.parametrize("how", BREAKS)
+@pytest.mark.parametrize("fault", BREAKS)
 @pytest.mark.parametrize(("name", "call"), CALLS)
-def test_broken_file_is_one_line(folder, name, call, how):
-    damage(folder / name, how)
+def test_broken_file_is_one_line(folder, name, call, fault):
+    damage(folder / name, fault)
     check_refused(folder, call, name)
 
 
-@pytest.mark.parametrize("how", ["missing", "truncated", "text", "random"])
-def test_broken_lists_are_one_line(folder, how):
+@pytest.mark.parametrize("fault", ["missing", "truncated", "text", "random"])
+def test_broken_lists_are_one_line(folder, fault):
     done("index model codes.h5 --out index.lists")
-    damage(folder / "index.lists", how)
+    damage(folder / "index.lists", fault)
     check_refused(folder, "search model index.lists queries.npy", "index.lists")
 
 
-@pytest.mark.parametrize("how", ["missing", "text", "random"])
-def test_broken_settings_are_one_line(folder, how):
-    damage(folder / "run.toml", how)
+@pytest.mark.parametrize("fault", ["missing", "text", "random"])
+def test_broken_settings_are_one_line(folder, fault):
+    damage(folder / "run.toml", fault)
     call = "train features:features.npy --labels labels.npy --preset run.toml --out out"
     check_refused(folder, call, "run.toml")
 
@@ -108,17 +108,17 @@ def test_zero_sub_vectors_are_named_by_row(folder, monkeypatch):
 # Models -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", BREAKS)
+@pytest.mark.parametrize("fault", BREAKS)
 @pytest.mark.parametrize("call", ["encode model features:features.npy --out out", "info model"])
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_broken_model_is_one_line(folder, name, call, how):
-    damage(folder / "model" / name, how)
+def test_broken_model_is_one_line(folder, name, call, fault):
+    damage(folder / "model" / name, fault)
     check_refused(folder, call, "model")
 
 
-@pytest.mark.parametrize("how", BREAKS)
-def test_broken_split_is_one_line(folder, how):
-    damage(folder / "model" / "split.json", how)
+@pytest.mark.parametrize("fault", BREAKS)
+def test_broken_split_is_one_line(folder, fault):
+    damage(folder / "model" / "split.json", fault)
     call = "evaluate model features:features.npy --labels labels.npy"
     check_refused(folder, call, "split.json")
 

@@ -103,9 +103,9 @@ def test_lists_of_ids_filter(folder, name):
     (folder / "ids.txt").write_text("".join(f"{number}\n" for number in ids))
     ranked = ids_of(f"{SEARCH} -k {ITEMS}")
     allowed = [[number for number in query if number % 3 == 0][:9] for query in ranked]
-    others = [[number for number in query if number % 3][:9] for query in ranked]
+    rejected = [[number for number in query if number % 3][:9] for query in ranked]
     assert ids_of(f"{SEARCH} -k 9 --allow-ids {name}") == allowed
-    assert ids_of(f"{SEARCH} -k 9 --deny-ids {name}") == others
+    assert ids_of(f"{SEARCH} -k 9 --deny-ids {name}") == rejected
 
 
 def test_changes_of_a_service_are_searched_and_indexed(folder):
@@ -142,7 +142,7 @@ def test_evaluate_in_json():
 )
 def test_evaluate_as_a_table(form, mark):
     text = done(f"{EVALUATE} --format {form}")
-    assert all(part in text for part in ("gpq (paper)", "mAP", mark))
+    assert all(text_part in text for text_part in ("gpq (paper)", "mAP", mark))
     assert f"{answer(EVALUATE)['map']:.4f}" in text
 
 

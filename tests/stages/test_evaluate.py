@@ -1,4 +1,4 @@
-"""Several models in one table: the figures of each alone, and splits that must agree; TREC files."""
+"""Several models in one table: the figures of each alone, equal splits, and TREC files."""
 
 import json
 import shutil
@@ -78,12 +78,12 @@ def test_json_and_plot_have_the_names_of_the_table(models, tmp_path):
     ],
 )
 def test_model_of_another_split_is_refused(models, tmp_path, section, change, message):
-    other = shutil.copytree(models / "paper", tmp_path / "other")
-    config = json.loads((other / "config.json").read_text())
+    changed_model = shutil.copytree(models / "paper", tmp_path / "other")
+    config = json.loads((changed_model / "config.json").read_text())
     config[section] |= change
-    (other / "config.json").write_text(json.dumps(config))
+    (changed_model / "config.json").write_text(json.dumps(config))
     with pytest.raises(MismatchError, match=message):
-        evaluate(models / "ours", digits(), compare=["pq", str(other)])
+        evaluate(models / "ours", digits(), compare=["pq", str(changed_model)])
 
 
 @pytest.mark.parametrize(

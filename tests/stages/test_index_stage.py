@@ -110,23 +110,23 @@ def test_unfit_option_is_refused(model, codes, tmp_path, name, options, error, m
 
 @pytest.mark.parametrize("form", FORMS)
 def test_id_in_two_sources_is_refused(model, codes, tmp_path, form):
-    other = make_rows(tmp_path / "other.h5", CODES[:1], IDS[7:8], Z)
+    other_source = make_rows(tmp_path / "other.h5", CODES[:1], IDS[7:8], Z)
     with untouched(tmp_path), pytest.raises(DataError, match=f"id {IDS[7]} occurs more than once"):
-        make(model, [codes, other], tmp_path / form)
+        make(model, [codes, other_source], tmp_path / form)
 
 
 @pytest.mark.parametrize("source", ["codes.h5", *FORMS])
 def test_source_of_other_codebooks_is_refused(model, codes, tmp_path, source):
-    other = make_model(tmp_path / "other", books(M, seed=1), "model-2")
+    other_source = make_model(tmp_path / "other", books(M, seed=1), "model-2")
     path = codes if source == "codes.h5" else make(model, codes, tmp_path / source)
     with untouched(tmp_path), pytest.raises(MismatchError, match="encode the data again with this"):
-        index(other, path, tmp_path / "x.faiss")
+        index(other_source, path, tmp_path / "x.faiss")
 
 
 def test_rows_of_another_model_of_equal_codebooks_are_refused(codes, tmp_path):
-    other = make_model(tmp_path / "other", Z, "model-2")
+    other_source = make_model(tmp_path / "other", Z, "model-2")
     with pytest.raises(MismatchError, match="is of model model-1, not model-2"):
-        index(other, codes, tmp_path / "x.faiss")
+        index(other_source, codes, tmp_path / "x.faiss")
 
 
 @pytest.mark.parametrize("refused", [True, False])

@@ -108,9 +108,9 @@ def test_search_applies_changes(tmp_path, folder, caplog):
 
 
 def test_index_of_other_codebooks_is_a_mismatch(tmp_path, folder):
-    other = make_model(tmp_path / "other", M=4, seed=1)
+    other_model = make_model(tmp_path / "other", M=4, seed=1)
     with pytest.raises(MismatchError, match="has other codebooks"):
-        search(other, folder / "index.faiss", folder / "queries.npy")
+        search(other_model, folder / "index.faiss", folder / "queries.npy")
 
 
 @pytest.mark.parametrize("name", ["codes.h5", "features.h5"])
