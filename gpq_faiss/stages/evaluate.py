@@ -346,9 +346,14 @@ class Evaluation(Shown):
     notes: tuple[str, ...] = ()
 
     @property
+    def method(self) -> str:
+        """Name of the model in tables."""
+        return next(iter(self.measured))
+
+    @property
     def ranking(self) -> RankingResult:
         """Measures of the model's ranking."""
-        return next(iter(self.measured.values())).ranking
+        return self.measured[self.method].ranking
 
     @property
     def queries(self) -> NDArray[np.int64]:

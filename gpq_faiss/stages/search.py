@@ -227,8 +227,9 @@ class SearchResult(Shown):
         Raises:
             UsageError: pandas is not installed.
         """
-        frame = optional("pandas", "a table needs pandas: pip install pandas").DataFrame
-        return frame(list(self), columns=[*_COLUMNS, *self._kept])
+        return optional("pandas", "a table needs pandas: pip install pandas").DataFrame(
+            list(self), columns=[*_COLUMNS, *self._kept]
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values: one entry for each query, without padding; unknown values are
@@ -239,16 +240,17 @@ class SearchResult(Shown):
         for query, name, padded_ids, scores in rows:
             ids = padded_ids[padded_ids != -1].tolist()
             items = [self.items.get(number, _UNKNOWN) for number in ids]
-            answer = {
-                "id": query,
-                "name": name,
-                "ids": ids,
-                "scores": scores[: len(ids)].tolist(),
-                "names": [item.name for item in items],
-                "labels": [None if i.labels is None else list(i.labels) for i in items],
-                **{column: [item.texts.get(column) for item in items] for column in columns},
-            }
-            queries.append(answer)
+            queries.append(
+                {
+                    "id": query,
+                    "name": name,
+                    "ids": ids,
+                    "scores": scores[: len(ids)].tolist(),
+                    "names": [item.name for item in items],
+                    "labels": [None if i.labels is None else list(i.labels) for i in items],
+                    **{column: [item.texts.get(column) for item in items] for column in columns},
+                }
+            )
         return {
             "k": int(self.ids.shape[1]),
             "codebooks_fingerprint": self.codebooks_fingerprint,
