@@ -21,12 +21,12 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 demo: export OMP_NUM_THREADS = 1
 demo: $(VENV)/.ready
 	@rm -rf $(DEMO)
-	$(BIN)/gpq train digits --labelled 20-per-class --set network.backbone=mlp --bits 48 --seed 0 --set training.steps=400 --out $(DEMO)/model
+	$(BIN)/gpq train digits --labelled 20-per-class --set network.backbone=mlp --bits 48 --set training.steps=400 --out $(DEMO)/model
 	$(BIN)/gpq encode $(DEMO)/model digits --out $(DEMO)/codes.h5
 	$(BIN)/gpq export-faiss $(DEMO)/model --out $(DEMO)/empty.faiss
 	$(BIN)/gpq index $(DEMO)/model $(DEMO)/codes.h5 --out $(DEMO)/index.faiss
 	$(BIN)/gpq search $(DEMO)/model $(DEMO)/index.faiss digits --rows 0:8 -k 10 --format png --images digits --out $(DEMO)/ranked.png
-	$(BIN)/gpq train digits --labelled 20-per-class --preset paper --bits 48 --seed 0 --out $(DEMO)/paper
+	$(BIN)/gpq train digits --labelled 20-per-class --preset paper --bits 48 --out $(DEMO)/paper
 	$(BIN)/gpq evaluate $(DEMO)/model digits --protocol 1 --compare $(DEMO)/paper,pq,opq,itq,classifier --plot $(DEMO)/pr.png
 	@echo
 	@echo "Ranked results: $(DEMO)/ranked.png"
@@ -35,7 +35,7 @@ demo: $(VENV)/.ready
 # The digits, their index and the page at http://127.0.0.1:8000/, by the products of `make demo` where they are there; else by a short
 # training of the preset paper.
 serve-demo: $(VENV)/.ready
-	@test -d $(DEMO)/model || $(BIN)/gpq train digits --labelled 20-per-class --preset paper --set network.backbone=mlp --bits 48 --seed 0 --out $(DEMO)/model
+	@test -d $(DEMO)/model || $(BIN)/gpq train digits --labelled 20-per-class --preset paper --set network.backbone=mlp --bits 48 --out $(DEMO)/model
 	@test -f $(DEMO)/codes.h5 || $(BIN)/gpq encode $(DEMO)/model digits --out $(DEMO)/codes.h5
 	@test -f $(DEMO)/index.faiss || $(BIN)/gpq index $(DEMO)/model $(DEMO)/codes.h5 --out $(DEMO)/index.faiss
 	$(BIN)/gpq serve $(DEMO)/index.faiss --model $(DEMO)/model --data digits

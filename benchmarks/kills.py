@@ -209,7 +209,7 @@ def prepare(root: Path) -> dict[str, Stage]:
     (root / "grid.toml").write_text(_GRID)
     data = (f"features:{root}/x.npy", "--labels", f"{root}/y.npy")
     often = ("--checkpoint-seconds", "0.02")
-    settings = ("--labelled", "20-per-class", "--preset", "paper", "--config", f"{root}/run.toml")
+    settings = ("--labelled", "20-per-class", "--preset", f"{root}/run.toml")
     train = ("train", *data, *settings, *often)
     model, codes = f"{root}/model", f"{root}/codes.h5"
     _gpq(*train, "--out", model)
@@ -221,7 +221,7 @@ def prepare(root: Path) -> dict[str, Stage]:
     run = ("experiment", "run", f"{root}/grid.toml", *data)
     return {
         "train": Stage(train, "m", ("--resume",)),
-        "train, replacing": Stage((*train, *over), "m", (), (*train, "--seed", "1")),
+        "train, replacing": Stage((*train, *over), "m", (), (*train, "--set", "training.seed=1")),
         "encode": Stage(encode, "codes.h5"),
         "encode, replacing": Stage((*encode, *over), "codes.h5", (), ("encode", model, *data)),
         "index": Stage(index, "i.faiss"),

@@ -1,1 +1,1 @@
-"""The command line ``gpq``: one file per command, which parses, calls the library and prints."""
+"""The command line ``gpq``: its commands parse, call the library and print."""

@@ -1,7 +1,5 @@
 """``gpq experiment``: methods, run, report."""
 
-from __future__ import annotations
-
 import logging
 import os
 from pathlib import Path
@@ -16,20 +14,18 @@ from gpq_faiss.progress import levels
 from . import options as common
 
 
-@click.group(
-    help="""Compare methods: a grid of methods, code lengths and seeds on the same splits.
-
-Each run is a file, and tables are made from the files.
-
-\b
-Examples:
-  gpq experiment methods
-  gpq experiment run table2 features:clip.npy --labels labels.npy --jobs 2 --out table2
-  gpq experiment report table2 --format markdown --plots table2/plots
-"""
-)
+@click.group()
 def experiment() -> None:
-    pass
+    """Compare methods: a grid of methods, code lengths and seeds on the same splits.
+
+    Each run is a file, and tables are made from the files.
+
+    \b
+    Examples:
+      gpq experiment methods
+      gpq experiment run table2 features:clip.npy --labels labels.npy --jobs 2 --out table2
+      gpq experiment report table2 --format markdown --plots table2/plots
+    """
 
 
 @experiment.command(
@@ -42,7 +38,7 @@ Examples:
 """
 )
 @common.format_option("json", "markdown", "csv")
-def methods(format_: Any) -> None:
+def methods(form: Any) -> None:
     from gpq_faiss.methods.registry import find_method, method_names
 
     rows = [
@@ -56,36 +52,14 @@ def methods(format_: Any) -> None:
         }
         for name, entry in ((name, find_method(name)) for name in method_names())
     ]
-    common.emit(gpq.render(rows, format_).removesuffix("\n"))
+    common.emit(gpq.render(rows, "text" if form in (None, "table") else form).removesuffix("\n"))
 
 
-# Options that replace the grid's keys of the same names.
-_GRID_KEYS = {
-    "methods": "Short names separated by commas, or all.",
-    "bits": "Code lengths separated by commas.",
-    "seeds": "Seeds of split, weights and batches, separated by commas.",
-    "labelled": "Labels for the training: N-per-class, a fraction or a file.",
-    "protocol": "1, 2, transfer[:CLASSES] or gpq-authors.",
-    "queries": "Queries of protocol 1: N-per-class, or a file of ids.",
-    "preset": "Settings of trained methods: recommended, gpq, unseen-classes, paper or authors.",
-}
-
-
-def _grid_options(command: Any) -> Any:
-    for name, text in reversed(_GRID_KEYS.items()):
-        command = click.option(f"--{name}", help=f"{text}  [default: the grid's]")(command)
-    return command
-
-
-def _parse_key(name: str, text: str | None) -> Any:
-    """Return the value of a grid's key from the text of its option."""
-    if text is None or name not in ("methods", "bits", "seeds"):
-        return text
-    words = [word.strip() for word in text.split(",") if word.strip()]
+def _whole_numbers(ctx: click.Context, param: click.Parameter, text: str | None) -> Any:
     try:
-        return words if name == "methods" else [int(word) for word in words]
+        return None if text is None else [int(number) for number in text.split(",")]
     except ValueError:
-        raise UsageError(f"--{name} {text}: write whole numbers with commas, as 12,24") from None
+        raise UsageError(f"--{param.name} {text}: write numbers with commas, as 12,24") from None
 
 
 @experiment.command(
@@ -107,11 +81,24 @@ Examples:
 @click.argument("grid")
 @click.argument("data")
 @common.out_option
-@_grid_options
-@common.set_option
 @click.option(
-    "--name", "data_name", help="Name of the data in tables.  [default: DATA without folders]"
+    "--methods",
+    callback=lambda ctx, param, text: text and text.replace(" ", "").split(","),
+    help="Short names separated by commas, or all.  [default: the grid's, as of all that follow]",
 )
+@click.option("--bits", callback=_whole_numbers, help="Code lengths separated by commas.")
+@click.option(
+    "--seeds",
+    callback=_whole_numbers,
+    help="Seeds of split, weights and batches, separated by commas.",
+)
+@click.option("--labelled", help="Labels for the training: N-per-class, a fraction or a file.")
+@click.option("--protocol", help="1, 2, transfer[:CLASSES] or gpq-authors.")
+@click.option(
+    "--preset",
+    help="Settings of trained methods: recommended, gpq, unseen-classes, paper or authors.",
+)
+@common.set_option
 @click.option(
     "--jobs",
     default=1,
@@ -120,13 +107,23 @@ Examples:
 )
 @common.device_option
 @common.overwrite_option
-@common.data_options
-def run(grid: str, data: str, changes: tuple[str, ...], **options: Any) -> None:
+@common.labels_option
+@common.read_option
+def run(
+    grid: str,
+    data: str,
+    changes: tuple[str, ...],
+    labels: str | None,
+    data_args: dict[str, Any],
+    **options: Any,
+) -> None:
     from gpq_faiss.config import parse_settings
     from gpq_faiss.experiment.grid import read_grid
 
-    changed = {key: _parse_key(key, options.pop(key)) for key in _GRID_KEYS}
+    names = "methods", "bits", "seeds", "labelled", "protocol", "preset"
+    changed = {name: options.pop(name) for name in names}
     experiment = read_grid(grid).with_options(settings=parse_settings(changes), **changed)
+    options["data_args"] = {"labels": labels} | data_args if labels else data_args
     # A line for each run that ends is enough: those on the steps of its training are not shown.
     with levels(logging.WARNING, "gpq_faiss.training.loop"):
         summary = gpq.run_experiment(experiment, data, **options)
@@ -154,22 +151,24 @@ Examples:
 """
 )
 @click.argument("folder")
-@common.format_option("markdown", "latex", "csv", "json", note="; csv has one table")
+@common.format_option("markdown", "latex", "csv", "json")
 @click.option("--table", help="Only this table: map, depth, pr or seconds.")
 @click.option(
     "--plots", metavar="DIR", help="Draw the pictures of the experiment into this folder."
 )
-@click.option("--out", metavar="FILE", help="Write to this file instead of the terminal.")
+@common.file_option
 @common.overwrite_option
 def report(
-    folder: str, format_: Any, out: str | None, plots: str | None, overwrite: bool, **options: Any
+    folder: str,
+    form: str | None,
+    out: str | None,
+    plots: str | None,
+    overwrite: bool,
+    **options: Any,
 ) -> None:
-    common.check_files(overwrite, out)
-    pictures = {}
-    if plots is not None:
-        drawn = gpq.draw_experiment(folder, plots, overwrite=overwrite)
-        start = Path(out).parent if out is not None else Path()
-        pictures = {caption: os.path.relpath(path, start) for caption, path in drawn.items()}
-    common.emit(
-        gpq.report_experiment(folder, format_, pictures=pictures, **options).removesuffix("\n"), out
-    )
+    name: Any = common.output_form(form, out, overwrite)
+    drawn = {} if plots is None else gpq.draw_experiment(folder, plots, overwrite=overwrite)
+    start = Path(out or "").parent
+    pictures = {caption: os.path.relpath(path, start) for caption, path in drawn.items()}
+    text = gpq.report_experiment(folder, name, pictures=pictures, **options)
+    common.emit(text.removesuffix("\n"), out)

@@ -1,3 +1,5 @@
+from .cluster.encode_on_ray import RayCluster as RayCluster
+from .cluster.encode_on_ray import encode_on_ray as encode_on_ray
 from .config import Config as Config
 from .config import preset as preset
 from .data.open import open_data as open_data
@@ -18,8 +20,6 @@ from .indexes.opening import open_index as open_index
 from .methods.model import Model as Model
 from .methods.model import load_model as load_model
 from .stages.encode import encode as encode
-from .stages.encode_on_ray import RayCluster as RayCluster
-from .stages.encode_on_ray import encode_on_ray as encode_on_ray
 from .stages.evaluate import evaluate as evaluate
 from .stages.export import export as export
 from .stages.export import export_faiss as export_faiss

@@ -307,17 +307,13 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
     """
     changes: dict[str, Any] = {}
     for text in texts:
-        name, equals, value = text.partition("=")
-        if (
-            not equals
-            or not re.fullmatch(r"\w+(\.[\w-]+)*", name.strip())
-            or name.strip() == "preset"
-        ):
+        name, _, value = text.partition("=")
+        if not re.fullmatch(r"\s*(?!preset\s*=)\w+(\.[\w-]+)*\s*=.*", text):
             raise UsageError(
                 f"--set {text}: write SECTION.KEY=VALUE, as in --set training.steps=400"
             )
         try:
-            read = tomllib.loads(f"{name} = {value}")
+            read = tomllib.loads(text)
         except ValueError:
             read = tomllib.loads(f"{name} = {json.dumps(value.strip())}")
         changes = updated(changes, read)
@@ -333,16 +329,18 @@ def from_dict(values: Mapping[str, Any]) -> Config:
     return validate(preset(str(values.get("preset", "paper"))).with_settings(values))
 
 
-def read_toml(path: str | Path, base: Config) -> Config:
-    """Read the TOML file of a run, which changes its ``preset``, or ``base`` if it names none.
+def read_toml(path: str | Path, base: Config | None = None) -> Config:
+    """Read the TOML file of a run, which changes its ``preset``, else ``base`` (default:
+    ``recommended``).
 
     Raises:
         DataError: the file is not TOML.
         UsageError: a setting is unknown or invalid.
     """
-    values = read_input(Path(path), "the settings of a run (--config)")
+    values = read_input(Path(path), "the settings of a run (--preset)")
     try:
-        return (preset(str(values["preset"])) if "preset" in values else base).with_settings(values)
+        base = preset(str(values["preset"])) if "preset" in values else base
+        return (base or preset("recommended")).with_settings(values)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
 
@@ -358,20 +356,17 @@ def validate(config: Config) -> Config:
             f"{config!r} is not a Config: give gpq.preset('recommended'), with .with_settings(...)"
         )
     config = config.with_settings({})
-    method, wrong = config.method, None
     if not config.class_networks:
-        if method == "gpq-authors" and config.training.batch_unlabelled == 1:
-            wrong = (
+        if config.method == "gpq-authors" and config.training.batch_unlabelled == 1:
+            raise UsageError(
                 "training.batch_unlabelled = 1: 0 or at least 2 are needed, as one item has no "
                 "batch statistics"
             )
     elif config.quantizer.subdim < 3:
-        wrong = (
+        raise UsageError(
             f"quantizer.subdim = {config.quantizer.subdim}: at least 3 are needed with "
-            f"method = {method}"
+            f"method = {config.method}"
         )
     elif not config.loss.lambda1:
-        wrong = f"loss.lambda1 = 0: it must be above 0 with method = {method}"
-    if wrong:
-        raise UsageError(wrong)
+        raise UsageError(f"loss.lambda1 = 0: it must be above 0 with method = {config.method}")
     return config

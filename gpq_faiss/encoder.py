@@ -26,7 +26,7 @@ from .data.labels import rows_that
 from .data.reader import Reader
 from .data.scale import scale_of, scale_warning, typical_scale
 from .errors import DataError, MismatchError, UsageError, needs, one_line, optional
-from .inputs import check_memory, parse_json, reading
+from .inputs import parse_json, reading
 from .progress import stage
 
 if TYPE_CHECKING:
@@ -141,9 +141,12 @@ class Embedder(ABC):
         """
         self.check(dataset)
         positions = np.arange(len(dataset)) if rows is None else rows
-        size = batch_size or self.batch_size(dataset)
-        with Reader(dataset, self.image_size) as reader:
-            batches = [positions[i : i + size] for i in range(start, len(positions), size)]
+        size, name = batch_size or self.batch_size(dataset), "queries" if queries else "items"
+        batches = [positions[i : i + size] for i in range(start, len(positions), size)]
+        with (
+            Reader(dataset, self.image_size) as reader,
+            stage(f"encoding {name}", len(positions), done=start) as encoding,
+        ):
             for batch, (values, ok) in zip(batches, reader.stream(batches), strict=True):
                 vectors, fine = self._vectors(values, queries)
                 if not fine.all():
@@ -154,19 +157,14 @@ class Embedder(ABC):
                     bad = rows_that(batch[ok][~fine], "have")
                     raise DataError(f"{dataset.name}: {bad} {fault}: leave such rows out")
                 yield batch[ok], vectors
+                encoding.advance(len(batch))
 
     def embed_rows(
         self, dataset: Dataset, rows: NDArray[np.int64], *, queries: bool = False
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return the concatenated :meth:`batches`: rows int64 [n] and vectors float32 [n, M·d]."""
-        M, _, d = self.shape
-        readable, blocks = [np.empty(0, np.int64)], [np.empty((0, M * d), np.float32)]
-        with stage("encoding queries" if queries else "encoding", len(rows)) as encoding:
-            for positions, vectors in self.batches(dataset, rows, queries=queries):
-                readable.append(positions)
-                blocks.append(vectors)
-                encoding.advance(len(positions))
-        return np.concatenate(readable), np.concatenate(blocks)
+        readable, vectors = zip(*self.batches(dataset, rows, queries=queries), strict=True)
+        return np.concatenate(readable), np.concatenate(vectors)
 
 
 @dataclass(frozen=True)
@@ -256,6 +254,9 @@ class Encoder(Embedder):
 
 # Files of gpq export-encoder ----------------------------------------------------------------------
 
+Side = Literal["queries", "items"]
+SIDES = {"queries": "query_vectors", "items": "item_vectors"}
+"""Side of an exported encoder -> output of its graph."""
 METADATA_FILE = "gpq.json"
 """End of the name of the metadata's member in a PyTorch archive."""
 _METADATA_LIMIT = 64 << 20  # bytes of that member
@@ -271,6 +272,7 @@ class Metadata(BaseModel):
 
     kind: Literal["gpq-encoder"] = "gpq-encoder"
     format_version: Literal["1"] = "1"
+    side: Side = "queries"
     model_fingerprint: str
     codebooks_fingerprint: str
     input_kind: Literal["features", "images"]
@@ -303,19 +305,17 @@ def read_encoder_metadata(path: str | Path) -> Metadata:
         if not zipfile.is_zipfile(path):
             return _metadata_of(_open_session(path), path)
         with zipfile.ZipFile(path) as archive:
-            members = [m for m in archive.infolist() if m.filename.endswith(f"/{METADATA_FILE}")]
-            small = len(members) == 1 and members[0].file_size <= _METADATA_LIMIT
-            return _parse(parse_json(archive.read(members[0])) if small else {}, path)
+            names = [name for name in archive.namelist() if name.endswith(f"/{METADATA_FILE}")]
+            with archive.open(names[0] if names else METADATA_FILE) as member:
+                return _parse(parse_json(member.read(_METADATA_LIMIT)), path)
 
 
 def _parse(raw: Any, path: Path) -> Metadata:
     try:
         return Metadata.model_validate(raw)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        reason = " ".join(f"{'.'.join(map(str, first['loc']))}: {first['msg']}".split())[:160]
         raise DataError(
-            f"{path} was not made by this version of gpq export-encoder ({reason})"
+            f"{path} was not made by this version of gpq export-encoder ({one_line(error)})"
         ) from None
 
 
@@ -326,7 +326,6 @@ def _open_session(path: Path) -> Any:
     """
     remedy = "pip install 'gpq-faiss[search]' or 'gpq-faiss[onnx]'"
     onnxruntime = optional("onnxruntime", f"{path}: ONNX needs the package onnxruntime: {remedy}")
-    check_memory(2 * path.stat().st_size, str(path))
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     # From bytes, so that it cannot refer to other files.
@@ -338,9 +337,9 @@ def _open_session(path: Path) -> Any:
 def _metadata_of(session: Any, path: Path) -> Metadata:
     """Return the metadata of an ONNX file, after a check against its graph's input and output."""
     metadata = _parse(dict(session.get_modelmeta().custom_metadata_map), path)
-    nodes = [*session.get_inputs(), session.get_outputs()[0]]
+    nodes = [*session.get_inputs(), *session.get_outputs()]
     signature = [(node.name, node.type, node.shape[1:]) for node in nodes]
-    vectors = ("vectors", "tensor(float)", [metadata.codebooks * metadata.subdim])
+    vectors = (SIDES[metadata.side], "tensor(float)", [metadata.codebooks * metadata.subdim])
     if signature != [(metadata.input_kind, "tensor(float)", metadata.input_shape), vectors]:
         raise DataError(f"{path}: its graph does not match its metadata: export the encoder again")
     return metadata
@@ -353,12 +352,14 @@ def graph_input(values: NDArray[Any]) -> NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class OnnxEncoder(Embedder):
-    """An exported encoder of queries, run by onnxruntime on the CPU.
+    """An exported encoder of queries or of items, run by onnxruntime on the CPU.
 
     Attributes:
+        side: ``queries`` or ``items``.
         session: of onnxruntime.
     """
 
+    side: Side
     session: Any
 
     @classmethod
@@ -377,11 +378,13 @@ class OnnxEncoder(Embedder):
         with reading(path, "an exported encoder"):
             session = _open_session(path)
             metadata = _metadata_of(session, path)
-        names = ("input_kind", "input_width", "image_size", "codebooks_fingerprint")
-        attributes: dict[str, Any] = {name: getattr(metadata, name) for name in names}
-        shape = metadata.codebooks, metadata.codewords, metadata.subdim
+        names = ("input_kind", "input_width", "image_size", "codebooks_fingerprint", "side")
         return cls(
-            path, shape=shape, fingerprint=metadata.model_fingerprint, session=session, **attributes
+            path,
+            shape=(metadata.codebooks, metadata.codewords, metadata.subdim),
+            fingerprint=metadata.model_fingerprint,
+            session=session,
+            **{name: getattr(metadata, name) for name in names},
         )
 
     def batch_size(self, dataset: Dataset) -> int:
@@ -389,49 +392,50 @@ class OnnxEncoder(Embedder):
         return 1024 if isinstance(dataset, FeatureDataset) else 64
 
     def _vectors(self, values: NDArray[Any], queries: bool) -> Vectors:
-        if not queries:
+        if queries != (self.side == "queries"):
             raise UsageError(
-                f"{self.source} makes vectors of queries only (queries=True): "
-                "items need the model folder"
+                f"{self.source} makes vectors of {self.side} only: give the model folder, or the "
+                "file of the other side (gpq export-encoder --side)"
             )
-        x = graph_input(values)
         M, _, d = self.shape
-        if not len(x):
+        if not len(values):
             return np.empty((0, M * d), np.float32), np.empty(0, np.bool_)
         try:
-            vectors = np.ascontiguousarray(
-                self.session.run(["vectors"], {self.input_kind: x})[0], np.float32
-            )
-            if vectors.shape != (len(x), M * d):
-                raise ValueError(f"vectors {list(vectors.shape)}")
+            (output,) = self.session.run(None, {self.input_kind: graph_input(values)})
+            vectors = np.ascontiguousarray(output, np.float32)
+            # Unit-norm, or nearly zero without direction.
+            norms = np.linalg.norm(vectors.reshape(len(values), M, d), axis=2)
         except Exception as error:  # onnxruntime's errors have no common base
             raise DataError(
                 f"{self.source} does not run ({one_line(error)}): export it again"
             ) from None
-        # Unit-norm, or nearly zero without direction.
-        norms = np.linalg.norm(vectors.reshape(-1, M, d), axis=2)
         return vectors, (np.isfinite(norms) & (norms > 0.5)).all(axis=1)
 
 
-def is_onnx(model: str | Path) -> bool:
-    """Whether a path names an ONNX file rather than a model folder."""
-    return Path(model).suffix.lower() == ".onnx" and not Path(model).is_dir()
-
-
-def open_encoder(model: str | Path, device: str = "cpu") -> Encoder | OnnxEncoder:
-    """Open an encoder of queries.
+def open_encoder(
+    model: str | Path, device: str = "cpu", *, side: Side = "queries"
+) -> Encoder | OnnxEncoder:
+    """Open an encoder.
 
     Args:
         model: a model folder (torch), or an ONNX file of ``gpq export-encoder`` (onnxruntime).
         device: device of the network.
+        side: what is to be encoded; a model folder encodes both.
 
     Raises:
         DataError, MismatchError: neither, or damaged.
         DeviceError: no such device.
-        UsageError: a GPU for an ONNX file; onnxruntime or, for a folder, torch is not installed.
+        UsageError: a GPU for an ONNX file, or one of the other side; onnxruntime or, for a folder,
+            torch is not installed.
     """
-    if is_onnx(model):
-        return OnnxEncoder.load(model, device)
+    if Path(model).suffix.lower() == ".onnx" and not Path(model).is_dir():
+        encoder = OnnxEncoder.load(model, device)
+        if encoder.side != side:
+            raise UsageError(
+                f"{model} makes vectors of {encoder.side}, not of {side}: export the encoder with "
+                f"--side {side}"
+            )
+        return encoder
     try:
         return Encoder.load(model, device)
     except ModuleNotFoundError as error:

@@ -77,7 +77,7 @@ model = gpq.train(
 print(sorted(file.name for file in model.iterdir()))
 
 # %% [markdown]
-# On the command line: `gpq train digits --labelled 20-per-class --bits 48 --config run.toml --out model`, with the
+# On the command line: `gpq train digits --labelled 20-per-class --bits 48 --preset run.toml --out model`, with the
 # same sections in `run.toml`.
 #
 # `metrics.jsonl` has the losses, one line every `validate_every` steps. Class networks are trained on images with and

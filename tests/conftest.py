@@ -62,7 +62,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Shop:
     np.save(shop.queries, clusters(7)[0])
     shop.settings.write_text(SETTINGS)
     data = f"{shop.data} --labels {shop.labels}"
-    settings = f"--labelled 20-per-class --config {shop.settings} --preset paper"
+    settings = f"--labelled 20-per-class --preset {shop.settings}"
     done(f"train {data} {settings} --out {shop.model}")
     make_model(shop.other, M=4, width=features.shape[1], hidden=(), seed=1)
     for model, codes, index in (

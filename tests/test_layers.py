@@ -13,7 +13,7 @@ PACKAGE = ROOT / "gpq_faiss"
 LAYERS = [
     "errors", "plugins", "inputs", "progress", "files", "signals", "compiled", "evaluation",
     "codes", "config", "report", "store", "faissio", "data", "indexes", "nn", "losses",
-    "cluster", "gpu", "methods", "training", "encoder", "stages", "serve", "experiment",
+    "gpu", "methods", "training", "encoder", "stages", "cluster", "serve", "experiment",
 ]
 # fmt: on
 

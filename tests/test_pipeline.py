@@ -78,18 +78,18 @@ def test_the_path_ends_in_figures_far_above_chance(products):
     assert products.evaluation.queries.tolist() == split.query.tolist()
     assert result.n_database == products.evaluation.ranking.n_database == len(split.database)
     # So is that of a file of codes, which all items are ranked against.
-    every = np.arange(len(labels))
-    whole = evaluate(products.model, digits(), codes=products.codes)
-    assert whole.ranking.map == ranked(every, every).map
+    all_rows = np.arange(len(labels))
+    of_codes = evaluate(products.model, digits(), codes=products.codes)
+    assert of_codes.ranking.map == ranked(all_rows, all_rows).map
 
 
 def test_queries_that_may_have_been_trained_on_are_refused_and_other_data_are_split_anew(products):
     with pytest.raises(MismatchError, match="protocol 1"):
         evaluate(products.model, digits(), protocol="2")
-    same = evaluate(products.model, digits(), protocol="1")
-    assert same.ranking.map == products.evaluation.ranking.map
-    other = replace(digits(), fingerprint="another", name="copy")
-    result = evaluate(products.model, other, protocol="transfer")
+    repeated = evaluate(products.model, digits(), protocol="1")
+    assert repeated.ranking.map == products.evaluation.ranking.map
+    renamed_data = replace(digits(), fingerprint="another", name="copy")
+    result = evaluate(products.model, renamed_data, protocol="transfer")
     assert any("drawn from it" in note for note in result.notes)
     assert result.split_hash != products.evaluation.split_hash
 
@@ -118,12 +118,11 @@ def test_the_path_on_a_gpu(tmp_path, amp):
     assert out.evaluation.ranking.map > 0.5
     for k in (None, 50):
         options = {"convention": Convention(k=k)}
-        found, expected = (
+        on_cuda, expected = (
             evaluate(out.model, digits(), **options, device=device) for device in ("cuda", "cpu")
         )
-        assert found.device == "cuda:0"
-        assert found.ranking.map == pytest.approx(expected.ranking.map, abs=5e-3)
-        assert found.ranking.precision == pytest.approx(expected.ranking.precision, abs=2e-2)
+        assert on_cuda.ranking.map == pytest.approx(expected.ranking.map, abs=5e-3)
+        assert on_cuda.ranking.precision == pytest.approx(expected.ranking.precision, abs=2e-2)
     # The same model on both devices: vectors agree to rounding, codes wherever the choice is not a
     # close one.
     rows = np.arange(500)
@@ -137,14 +136,3 @@ def test_the_path_on_a_gpu(tmp_path, amp):
     )
     best = np.sort(score_tables(on_cpu, Z), axis=2)
     assert ((best[..., -1] - best[..., -2])[differ] < 1e-2).all()
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_the_vgg_trains_on_a_gpu_in_bf16(tmp_path):
-    training = {"steps": 10, "batch_labelled": 64, "batch_unlabelled": 64}
-    changes = {"network": {"backbone": "vgg", "image_size": 32}, "training": training}
-    made = {"config": preset("paper").with_settings(changes), "labelled": "20-per-class"}
-    model = train(digits(), tmp_path / "m", options=RunOptions(device="cuda", amp=True), **made)
-    _, vectors = Encoder.load(model, "cuda", amp=True).embed_rows(digits(), np.arange(64))
-    assert np.isfinite(vectors).all()

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..codes.checks import check_unique
-from ..data.base import Dataset, ImageDataset
+from ..data.base import Dataset
 from ..data.open import open_data
 from ..data.paths import replaces
 from ..encoder import Encoder
@@ -78,11 +78,8 @@ def encode(
         OutputExistsError: an output exists.
         BusyError: (a DataError) another process is writing ``out``.
     """
-    if batch_size < 0:
-        raise UsageError(f"--batch-size {batch_size}: it must not be negative")
     out = check_output(out, overwrite=overwrite)
-    encoder = Encoder.load(model, device, amp=amp)
-    dataset = open_data(data)
+    encoder, dataset = Encoder.load(model, device, amp=amp), open_data(data)
     encoder.check(dataset)
     check_unique(dataset.ids, dataset.name)
     name = out.name.replace("codes", "features")
@@ -93,8 +90,7 @@ def encode(
     with RowWriter(out, make_header("codes", encoder, dataset), overwrite=overwrite) as writer:
         if not keep_features:
             return encode_rows(encoder, dataset, writer, batch_size)
-        header = make_header("features", encoder, dataset)
-        existing = None
+        header, existing = make_header("features", encoder, dataset), None
         if path.exists() and not overwrite:
             with RowReader(path, kind="features") as reader:
                 existing = reader.header.fingerprint()
@@ -102,7 +98,6 @@ def encode(
             log.info("%s is of this model and data: the network does not run again", path)
             discard_unfinished(path)
         else:
-            check_output(path, overwrite=overwrite)
             with RowWriter(path, header, overwrite=overwrite) as vectors:
                 encode_rows(encoder, dataset, vectors, batch_size)
         return _from_features(encoder, dataset, path, writer)
@@ -111,17 +106,13 @@ def encode(
 def _from_features(encoder: Encoder, dataset: Dataset, path: Path, writer: RowWriter) -> Path:
     """Write the codes of a features file."""
     model = encoder.model.codebooks, encoder.model.description
-    with (
-        RowReader(path) as reader,
-        stage("features to codes", reader.ntotal, done=writer.rows) as coding,
-    ):
+    with RowReader(path) as reader, stage("features to codes"):
         size = max(1, _BLOCK_BYTES // (4 * reader.header.width))
         for rows in row_blocks(reader.ntotal, size, start=writer.rows):
             vectors = np.asarray(reader.values[rows])
             codes = encode_items(vectors, *model, name=str(path), first_row=rows.start)
             labels = None if reader.labels is None else reader.labels[rows]
             writer.append(codes, reader.ids[rows], labels)
-            coding.advance(len(codes))
     return writer.finish(dataset.ids, dataset.texts)
 
 
@@ -134,7 +125,8 @@ def encode_rows(
 ) -> Path:
     """Write the network's vectors, or codes, of the items at ``span`` (default: all)."""
     size = batch_size or encoder.batch_size(dataset)
-    span = range(len(dataset)) if span is None else span
+    if size < 1:
+        raise UsageError(f"--batch-size {batch_size}: it must not be negative")
     if writer.rows and "position" not in writer.state:
         # Which items its rows are is not known where broken ones were left out: encoding from the
         # first would double them.
@@ -142,23 +134,18 @@ def encode_rows(
             f"the unfinished {writer.path} was begun from a features file: leave out "
             f"--no-features to go on, or remove {writer.folder} to start again"
         )
-    position = int(writer.state.get("position", 0))
-    if position:
-        log.info("resumed at item %d of %d", position, len(span))
+    rows, position = np.arange(len(dataset)) if span is None else np.array(span), 0
+    if writer.rows:
+        position = int(writer.state["position"])
         # The limit of unreadable images holds for a run and its resumption together.
-        for bad in map(int, writer.state.get("bad", [])):
-            path = dataset.image_path(bad) if isinstance(dataset, ImageDataset) else None
-            dataset.add_bad(
-                bad, path or f"item {dataset.ids[bad]}", "broken when it was read before"
-            )
+        for bad in map(int, writer.state["bad"]):
+            dataset.add_bad(bad, f"item {dataset.ids[bad]}", "broken when it was read before")
     batches: Any = encoder.code_batches if writer.header.kind == "codes" else encoder.batches
-    rows = np.arange(span.start, span.stop)
-    with stage("encoding", len(span), done=position) as encoding:
-        for readable, values in batches(dataset, rows, start=position, batch_size=size):
-            labels = None if dataset.labels is None else dataset.labels.packed[readable]
-            encoding.advance(min(size, len(span) - encoding.done))
-            state = {"position": encoding.done, "bad": sorted(dataset.bad)}
-            writer.append(values, dataset.ids[readable], labels, state=state)
+    for readable, values in batches(dataset, rows, start=position, batch_size=size):
+        labels = None if dataset.labels is None else dataset.labels.packed[readable]
+        position = min(position + size, len(rows))
+        state = {"position": position, "bad": sorted(dataset.bad)}
+        writer.append(values, dataset.ids[readable], labels, state=state)
     if dataset.bad:
         log.warning("%s", dataset.bad_summary())
     return writer.finish(dataset.ids, dataset.texts)

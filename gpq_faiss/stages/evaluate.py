@@ -6,7 +6,6 @@ model is compared with methods, and with other models that were trained on the s
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,28 +15,23 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from ..codes.checks import Ids
 from ..data.base import Dataset
 from ..data.labels import Labels
 from ..data.open import open_data
 from ..data.protocols import Split, load_split, make_split
-from ..encoder import Encoder, is_onnx, open_encoder
+from ..encoder import Encoder, OnnxEncoder, open_encoder
 from ..errors import DataError, MismatchError, UsageError
 from ..evaluation.neighbour_recall import NeighbourRecall
 from ..evaluation.ranking import DEFAULT, RankingResult
 from ..evaluation.tables import Shown
-from ..evaluation.ties import Convention, check_rank
-from ..files import versions
+from ..evaluation.ties import Convention
+from ..files import atomic_path, check_output, versions
 from ..methods.coders import ProductCoder
 from ..methods.measure import NO_NEIGHBOUR_RECALL, Coded, fit_and_encode, input_neighbours
 from ..methods.registry import ARRAY_METHODS, find_method, is_array_method, make_method, split_names
-from ..progress import stage
 from ..report.plots import plot_curves
 from ..store.rows import RowReader
-
-log = logging.getLogger(__name__)
-
-# The preset that each method usually has, which its name in a table does not mention.
-_USUAL_PRESET = {"gpq": "gpq", "posterior": "recommended"}
 
 
 def evaluate(
@@ -77,33 +71,34 @@ def evaluate(
         MismatchError: a model does not fit the data, or was trained on another split of them.
         UsageError: an entry of ``compare`` is neither a method nor a model, or is given twice.
     """
-    if isinstance(compare, str):
-        compare = split_names(compare)
-    for k in ks:  # before the data are encoded, which may take hours
-        check_rank(k)
-    options = {"convention": convention, "ks": ks, "threads": faiss.omp_get_max_threads()}
+    compare = split_names(compare) if isinstance(compare, str) else compare
+    options: dict[str, Any] = {
+        "convention": convention,
+        "ks": ks,
+        "threads": faiss.omp_get_max_threads(),
+    }
     dataset = open_data(data)
+    encoder = open_encoder(model, device)
+    encoder.check(dataset)
+    labels = dataset.require_labels()
     if codes is not None:
         if compare or protocol is not None:
             raise UsageError(
                 "--codes ranks the file against all labelled items: leave out --compare and "
                 "--protocol"
             )
-        return _evaluate_codes(model, dataset, codes, options, device)
-    if is_onnx(model):
+        return _evaluate_codes(encoder, dataset, codes, options)
+    if isinstance(encoder, OnnxEncoder):
         raise UsageError(
             f"{model} encodes queries only: give the model folder, or --codes FILE of the database"
         )
-    encoder = Encoder.load(model, device)
-    encoder.check(dataset)
-    entries = _open_compared(encoder, compare, dataset, device)
+    models = _open_compared(encoder, compare, dataset, device)
     split, notes = _resolve_split(encoder, dataset, protocol)
     if not len(split.query):
         raise UsageError(
             f"{encoder.source} was trained with --protocol none: there are no queries set apart to "
             "evaluate"
         )
-    labels = dataset.require_labels()
     database = split.database[labels.has(split.database)]
     if not len(database):
         database = split.labelled
@@ -111,17 +106,29 @@ def evaluate(
             "every labelled item but the queries was trained on, so the database is the labelled "
             "training items (train with --labelled to hold some back)"
         )
-    measured, queries = _rank_all(entries, dataset, split, database, options)
-    if encoder.model.class_names != labels.class_names:
-        notes.append("the classes are not those of the training")
-    if next(iter(measured.values())).neighbour_recall is None:
+    coded = _encode(encoder, dataset, split.query, database)
+    rows: dict[str, Any] = {"queries": coded.query_rows, "database": coded.base_rows}
+    neighbours = input_neighbours(dataset, encoder.image_size, *rows.values())
+    if neighbours is None:
         notes.append(NO_NEIGHBOUR_RECALL)
-    return Evaluation(
-        measured, queries, split.name, split.hash, dataset.name, tuple(notes), str(encoder.device)
-    )
-
-
-# Split and rows -----------------------------------------------------------------------------------
+    seed = int(encoder.model.description["config"]["training"]["seed"])
+    measured: dict[str, Row] = {}
+    for name, compared in models.items():
+        if compared is None:
+            sizes = name, encoder.bits, seed
+            row = fit_and_encode(*sizes, dataset, split, image_size=encoder.image_size, **rows)
+        else:
+            row = (
+                coded if compared is encoder else _encode(compared, dataset, split.query, database)
+            )
+        measured[name] = Row(
+            row.rank(labels, **options),
+            row.neighbour_recall(neighbours),
+            row.coder.bits if compared or find_method(name).any_length else None,
+            compared.fingerprint if compared else None,
+        )
+    run = Run(coded, labels, labels, dataset.ids, dataset.ids)
+    return Evaluation(measured, run, split.name, split.hash, dataset.name, tuple(notes))
 
 
 def model_name(description: Mapping[str, Any]) -> str:
@@ -134,21 +141,11 @@ def model_name(description: Mapping[str, Any]) -> str:
     return method if (method, used) == ("posterior", "recommended") else f"{method} ({used})"
 
 
-def _training_of(encoder: Encoder) -> tuple[str, str, str, int]:
-    """Return the fingerprint of the training data, and hash, protocol and seed of their split.
-
-    Raises:
-        DataError: they are unknown.
-    """
+def _training_of(encoder: Encoder) -> tuple[Any, ...]:
+    """Return the fingerprint of the training data, and hash, protocol and seed of their split."""
     description = encoder.model.description
-    try:
-        split, data = description["split"], str(description["data"]["fingerprint"])
-        return data, split["hash"], str(split["protocol"]), int(split["seed"])
-    except (KeyError, TypeError, ValueError):
-        raise DataError(
-            f"{encoder.source}: config.json does not say what the model was trained on: copy or "
-            "train the model again"
-        ) from None
+    split, data = description.get("split") or {}, description.get("data") or {}
+    return data.get("fingerprint"), *(split.get(key) for key in ("hash", "protocol", "seed"))
 
 
 def _open_compared(
@@ -157,48 +154,35 @@ def _open_compared(
     """Return the rows of the table: name -> model, or None for a method that is fitted here.
 
     The first model comes first. A name of an array method means the method, even if a folder has
-    that name. Models of equal name are shown with their folders.
+    that name. Further models of the same name are shown with their folders.
 
     Raises:
         DataError, DeviceError, MismatchError, UsageError: as :func:`evaluate`.
     """
-    entries: dict[object, tuple[str, Encoder | None]] = {
-        first.source.resolve(): (str(first.source), first)
-    }
-    for name in compare:
-        folder = Path(name)
-        is_method = is_array_method(name)
-        key = name if is_method else folder.resolve()
-        if key in entries:
-            raise UsageError(f"--compare {name}: it has a row already: name it once")
-        if is_method:
-            make_method(name, first.bits)
-            entries[key] = name, None
+    entries: dict[str, Encoder | None] = {model_name(first.model.description): first}
+    for entry in compare:
+        if is_array_method(entry):
+            make_method(entry, first.bits)
+            entries[entry] = None
             continue
-        if not folder.is_dir():
+        if not Path(entry).is_dir():
             raise UsageError(
-                f"--compare {name}: neither the folder of a model nor a method: train it, or "
+                f"--compare {entry}: neither the folder of a model nor a method: train it, or "
                 f"choose from {', '.join(ARRAY_METHODS)}"
             )
-        encoder = Encoder.load(name, device)
+        encoder = Encoder.load(entry, device)
+        encoder.check(dataset)
         expected, actual = _training_of(first), _training_of(encoder)
         if expected[:2] != actual[:2]:
             raise MismatchError(
-                f"--compare {name}: it was trained on other data or another split (protocol "
+                f"--compare {entry}: it was trained on other data or another split (protocol "
                 f"{actual[2]}, seed {actual[3]}) than {first.source} (protocol {expected[2]}, seed "
-                f"{expected[3]}): train it on the same data with the same --protocol, --seed, "
+                f"{expected[3]}): train it on the same data with the same --protocol, seed, "
                 "--labelled and --queries"
             )
-        encoder.check(dataset)
-        entries[key] = name, encoder
-    names = [
-        path if encoder is None else model_name(encoder.model.description)
-        for path, encoder in entries.values()
-    ]
-    return {
-        f"{name}: {path}" if encoder is not None and names.count(name) > 1 else name: encoder
-        for name, (path, encoder) in zip(names, entries.values(), strict=True)
-    }
+        name = model_name(encoder.model.description)
+        entries[f"{name}: {entry}" if name in entries else name] = encoder
+    return entries
 
 
 def _resolve_split(
@@ -224,102 +208,43 @@ def _resolve_split(
     return load_split(encoder.source / "split.json"), []
 
 
-# Rankings -----------------------------------------------------------------------------------------
-
-
-def _rank_all(
-    entries: Mapping[str, Encoder | None],
-    dataset: Dataset,
-    split: Split,
-    database: NDArray[np.int64],
-    options: Mapping[str, Any],
-) -> tuple[dict[str, Row], NDArray[np.int64]]:
-    """Encode, rank and measure every entry, the first of which is a model.
-
-    All are compared on what the first could read. Returns the rows, and the rows of the queries.
-    """
-    first = next(iter(entries.values()))
-    assert first is not None
-    labels, size = dataset.require_labels(), first.image_size
-    seed = int(first.model.description["config"]["training"]["seed"])
-    coded_by_first = _encode(first, dataset, split.query, database)
-    rows = {"queries": coded_by_first.query_rows, "database": coded_by_first.base_rows}
-    neighbours = input_neighbours(dataset, size, rows["queries"], rows["database"])
-    measured: dict[str, Row] = {}
-    for name, encoder in entries.items():
-        if encoder is None:
-            log.info("comparing with %s", name)
-            with stage(name):
-                coded = fit_and_encode(
-                    name, first.bits, seed, dataset, split, image_size=size, **rows
-                )
-        elif encoder is first:
-            coded = coded_by_first
-        else:
-            log.info("comparing with %s", name)
-            coded = _encode(encoder, dataset, split.query, database)
-        measured[name] = Row(
-            coded.rank(labels, **options),
-            coded.neighbour_recall(neighbours),
-            coded.coder.bits if encoder or find_method(name).any_length else None,
-            encoder.fingerprint if encoder else None,
-        )
-    return measured, coded_by_first.query_rows
-
-
-def _encode(
-    encoder: Encoder, dataset: Dataset, queries: NDArray[np.int64], rows: NDArray[np.int64]
-) -> Coded:
+def _encode(encoder: Encoder, dataset: Dataset, queries: Ids, rows: Ids) -> Coded:
     """Encode queries and database with a model."""
     query_rows, xq = encoder.embed_rows(dataset, queries, queries=True)
-    with stage("encoding", len(rows)) as encoding:
-        batches = []
-        for batch in encoder.code_batches(dataset, rows):
-            batches.append(batch)
-            encoding.advance(len(batch[0]))
-    readable, codes = (np.concatenate(arrays) for arrays in zip(*batches, strict=True))
-    return Coded(ProductCoder(encoder.model.codebooks), query_rows, readable, xq, codes)
+    readable, codes = zip(*encoder.code_batches(dataset, rows), strict=True)
+    encoded = np.concatenate(readable), xq, np.concatenate(codes)
+    return Coded(ProductCoder(encoder.model.codebooks), query_rows, *encoded)
 
 
 def _evaluate_codes(
-    model: str | Path,
-    queries: Dataset,
-    codes: str | Path,
-    options: Mapping[str, Any],
-    device: str,
+    encoder: Encoder | OnnxEncoder, queries: Dataset, codes: str | Path, options: Mapping[str, Any]
 ) -> Evaluation:
     """Evaluate with a codes file as the database, see :func:`evaluate`."""
-    encoder = open_encoder(model, device)
-    encoder.check(queries)
     query_labels = queries.require_labels()
     with RowReader(codes, kind="codes", model_fingerprint=encoder.fingerprint) as reader:
-        packed = reader.labels
-        if packed is None:
-            raise DataError(f"{codes} has no labels: encode labelled data")
-        labels = Labels(np.asarray(packed), reader.header.class_names)
-        Z, base, ids = reader.header.codebooks, np.asarray(reader.values), np.asarray(reader.ids)
-    if not set(labels.class_names) & set(query_labels.class_names):
-        raise MismatchError(
-            f"{queries.name} and {codes} have no class in common "
-            f"({query_labels.class_names[0]!r}, {labels.class_names[0]!r} ...)"
-        )
+        if reader.labels is None or not np.any(reader.labels):
+            raise DataError(f"{codes}: no item has a label: encode labelled data")
+        labels = Labels(np.asarray(reader.labels), reader.header.class_names)
+        Z, packed, ids = reader.header.codebooks, np.asarray(reader.values), np.asarray(reader.ids)
     classes = tuple(dict.fromkeys((*labels.class_names, *query_labels.class_names)))
+    query_labels, labels = query_labels.over(classes), labels.over(classes)
     database = np.flatnonzero(labels.has())
-    if not len(database):
-        raise DataError(f"{codes}: no item has a label, so nothing is relevant")
     database = database[np.argsort(ids[database])]  # the order of ties by id
     rows, xq = encoder.embed_rows(queries, np.flatnonzero(query_labels.has()), queries=True)
-    coded = Coded(ProductCoder(Z), rows, database, xq, base[database])
-    result = coded.rank(query_labels.over(classes), labels.over(classes), **options)
-    name, used_device = encoder.source.name, "cpu"
-    if isinstance(encoder, Encoder):
-        name, used_device = model_name(encoder.model.description), str(encoder.device)
+    coded = Coded(ProductCoder(Z), rows, database, xq, packed[database])
+    name = (
+        model_name(encoder.model.description)
+        if isinstance(encoder, Encoder)
+        else encoder.source.name
+    )
     notes = (
         f"queries are all labelled items of {queries.name}, the database those of {codes}",
         "NN10@100 is not measured: it needs the inputs, and only codes are given",
     )
-    measured = {name: Row(result, bits=encoder.bits, model_fingerprint=encoder.fingerprint)}
-    return Evaluation(measured, rows, "none", "", queries.name, notes, used_device)
+    ranking = coded.rank(query_labels, labels, **options)
+    measured = {name: Row(ranking, bits=encoder.bits, model_fingerprint=encoder.fingerprint)}
+    run = Run(coded, query_labels, labels, queries.ids, ids)
+    return Evaluation(measured, run, "none", "", queries.name, notes)
 
 
 # Results ------------------------------------------------------------------------------------------
@@ -352,26 +277,73 @@ class Row:
         }
 
 
+@dataclass(frozen=True)
+class Run:
+    """What the model ranks, for tools that measure rankings themselves.
+
+    Attributes:
+        coded: queries and database as encoded by the model.
+        query_labels, labels: labels of the rows of both data sets, over the same classes.
+        query_ids, ids: int64, ids of the rows of both data sets.
+    """
+
+    coded: Coded
+    query_labels: Labels
+    labels: Labels
+    query_ids: Ids
+    ids: Ids
+
+    def write(
+        self, out: str | Path, *, k: int = 1000, overwrite: bool = False
+    ) -> tuple[Path, Path]:
+        """Write the first k results of each query as a TREC run, and the relevant items of each
+        query as ``.qrels`` beside it.
+
+        Returns:
+            The two files.
+
+        Raises:
+            OutputExistsError: one of them exists and ``overwrite`` is false.
+        """
+        run = check_output(out, overwrite=overwrite)
+        qrels = check_output(run.with_suffix(".qrels"), overwrite=overwrite)
+        coded, ids = self.coded, self.ids[self.coded.base_rows]
+        packed = self.labels.take(coded.base_rows).packed
+        with (
+            atomic_path(run) as new_run,
+            atomic_path(qrels) as new_qrels,
+            new_run.open("w") as run_file,
+            new_qrels.open("w") as qrels_file,
+        ):
+            for row, number in enumerate(coded.query_rows.tolist()):
+                query, (scores,) = self.query_ids[number], coded.score(np.array([row]), coded.codes)
+                run_file.writelines(
+                    f"{query} Q0 {ids[best]} {rank} {scores[best]:.9g} gpq-faiss\n"
+                    for rank, best in enumerate(np.lexsort((ids, -scores))[:k], 1)
+                )
+                relevant = np.any(packed & self.query_labels.packed[number], axis=1)
+                qrels_file.writelines(f"{query} 0 {item} 1\n" for item in ids[relevant].tolist())
+        return run, qrels
+
+
 @dataclass(frozen=True, repr=False)
 class Evaluation(Shown):
     """Measurements of one evaluation.
 
     Attributes:
         measured: the model by its name in tables (:func:`model_name`), then the others.
-        queries: int64 [Q], data set rows of the queries, in the order of ``ranking.ap``.
+        run: the rankings of the model.
         protocol, split_hash: identify queries and database.
         data: name of the data set.
         notes: remarks for the user.
-        device: device of the networks.
     """
 
     measured: dict[str, Row]
-    queries: NDArray[np.int64]
+    run: Run
     protocol: str
     split_hash: str
     data: str
     notes: tuple[str, ...] = ()
-    device: str = "cpu"
 
     @property
     def method(self) -> str:
@@ -383,13 +355,20 @@ class Evaluation(Shown):
         """Measures of the model's ranking."""
         return self.measured[self.method].ranking
 
+    @property
+    def queries(self) -> NDArray[np.int64]:
+        """Data set rows of the queries, int64 [Q], in the order of ``ranking.ap``."""
+        return self.run.coded.query_rows
+
     def to_dict(self) -> dict[str, Any]:
         """Return the evaluation for JSON; the figures at the top level are those of the model."""
-        (_, model), *compared = self.measured.items()
-        stated = ("method", "protocol", "split_hash", "data", "device")
+        (method, model), *compared = self.measured.items()
         return {
             **model.to_dict(),
-            **{name: getattr(self, name) for name in stated},
+            "method": method,
+            "protocol": self.protocol,
+            "split_hash": self.split_hash,
+            "data": self.data,
             "compared": {name: row.to_dict() for name, row in compared},
             "notes": list(self.notes),
             "versions": versions("numpy", "python"),
@@ -400,21 +379,18 @@ class Evaluation(Shown):
 
         Precision and recall are at the ranks ``ks`` (default: all).
         """
-        table = []
-        for name, row in self.measured.items():
-            line = {"method": name, "bits": row.bits or "-", **row.ranking.rows(ks)[0]}
-            if row.neighbour_recall is not None:
-                line["NN10@100"] = row.neighbour_recall.nn10_at_100
-            table.append(line)
-        return table
+        return [
+            {"method": name, "bits": row.bits or "-", **row.ranking.rows(ks)[0]}
+            | {"NN10@100": row.neighbour_recall and row.neighbour_recall.nn10_at_100}
+            for name, row in self.measured.items()
+        ]
 
     def about(self) -> list[str]:
         """Return lines with size, split, convention and notes."""
-        recall = self.measured[self.method].neighbour_recall
-        size, convention, *remarks = self.ranking.about()
-        lines = [f"{size}, protocol {self.protocol}", convention]
+        recall = next(iter(self.measured.values())).neighbour_recall
+        size, *lines = self.ranking.about()
         lines += [recall.definition] if recall else []
-        return [*lines, *remarks, *(f"note: {note}" for note in self.notes)]
+        return [f"{size}, protocol {self.protocol}", *lines, *map("note: {}".format, self.notes)]
 
     def draw(self, out: str | Path, *, overwrite: bool = False) -> Path:
         """Draw the mean precision-recall curves of all rows, as .png, .svg or .pdf.
@@ -423,10 +399,12 @@ class Evaluation(Shown):
             UsageError: another extension.
             DataError: the file cannot be written.
         """
-        curves = {}
-        for name, row in self.measured.items():
-            length = f", {row.bits} bits" if row.bits else ""
-            label = f"{name}{length}  (mAP {row.ranking.map:.3f})"
-            curves[label] = row.ranking.pr_recall, row.ranking.pr_precision
+        curves = {
+            f"{name}, {row.bits or 'no'} bits  (mAP {row.ranking.map:.3f})": (
+                row.ranking.pr_recall,
+                row.ranking.pr_precision,
+            )
+            for name, row in self.measured.items()
+        }
         title = f"{self.data}, protocol {self.protocol}"
         return plot_curves(curves, out, x="recall", y="precision", title=title, overwrite=overwrite)

@@ -1,13 +1,13 @@
 """Export of a model's network to one file: ONNX (runs without torch) or ``torch.export``.
 
-The graph maps model input to query vectors::
+The graph maps model input to the vectors of one side, queries or items::
 
-    features  float32 [B, W]                      ─►  vectors  float32 [B, M·d]
-    images    float32 [B, 3, S, S] RGB in [0, 1]      (every sub-vector is unit-norm)
+    features  float32 [B, W]                      ─►  query_vectors or item_vectors
+    images    float32 [B, 3, S, S] RGB in [0, 1]      float32 [B, M·d], every sub-vector unit-norm
 
 B is variable, other sizes are fixed. The graph normalises its input. Sub-vectors without direction
 are (nearly) zero. The file is written only after its graph has given the model's vectors. Its
-metadata identify model and codebooks (:mod:`gpq_faiss.encoder`).
+metadata identify model, codebooks and side (:mod:`gpq_faiss.encoder`).
 """
 
 from __future__ import annotations
@@ -18,20 +18,17 @@ import logging
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..encoder import METADATA_FILE, Encoder, Metadata, graph_input
+from ..encoder import METADATA_FILE, SIDES, Encoder, Metadata, Side, graph_input
 from ..errors import DataError, UsageError, one_line, optional
 from ..files import atomic_path, check_output, versions
 from ..progress import levels
-
-Run = Callable[[NDArray[np.float32]], NDArray[Any]]
-"""An exported graph: input to vectors."""
 
 OPSET = 18  # written without conversion, and supported by runtimes since 2023
 TOLERANCE = 1e-4
@@ -40,54 +37,71 @@ _NOISY = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")
 """Loggers of the exporters' notes to programmers."""
 
 
-class _Queries(nn.Module):
-    """The exported module: input to query vectors float32 [B, M·d]."""
+class _Vectors(nn.Module):
+    """The exported module: input to vectors float32 [B, M·d] of one side."""
 
-    def __init__(self, network: Any) -> None:
+    def __init__(self, network: Any, queries: bool) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.queries = network, queries
 
     def forward(self, x: Tensor) -> Tensor:
-        vectors: Tensor = self.network.queries(x)
+        vectors: Tensor = self.network.finish(self.network.raw(x, queries=self.queries))
         return vectors
 
 
-def export_encoder(model_dir: str | Path, out: str | Path, *, overwrite: bool = False) -> Path:
+def export_encoder(
+    model_dir: str | Path, out: str | Path, *, side: Side = "queries", overwrite: bool = False
+) -> Path:
     """Export a model's network to one file.
 
-    The exported network is compared with the model on random input in batches of 1, 2 and 7.
+    The exported network is compared with the model on random input.
 
     Args:
         model_dir: model folder.
         out: the file, .onnx or .pt2 (``torch.export``).
+        side: ``queries``, or ``items``; their vectors differ for models with class networks
+            (``recommended``).
         overwrite: replace ``out``.
 
     Returns:
         ``out``.
 
     Raises:
-        UsageError: another extension, or a missing package.
+        UsageError: another extension or side, or a missing package.
         DataError: a damaged model, one that cannot be exported (for ONNX: of more than 2 GiB), or
             an exported network that differs from the model.
         OutputExistsError: ``out`` exists.
     """
-    out = Path(out)
-    if out.suffix.lower() not in (".onnx", ".pt2"):
+    suffix, export = Path(out).suffix.lower(), {".onnx": _to_onnx, ".pt2": _to_torch}
+    if suffix not in export:
         raise UsageError(f"{out}: end the name in .onnx, or in .pt2 for torch.export")
-    out, onnx = check_output(out, overwrite=overwrite), out.suffix.lower() == ".onnx"
-    for name in ("onnx", "onnxscript", "onnxruntime") if onnx else ():
-        remedy = "pip install 'gpq-faiss[onnx]', or export as .pt2"
-        optional(name, f"exporting to ONNX needs the package {name}: {remedy}")
+    if side not in SIDES:
+        raise UsageError(f"--side {side}: choose from {', '.join(SIDES)}")
+    out = check_output(out, overwrite=overwrite)
+    for name in ("onnx", "onnxscript", "onnxruntime") if suffix == ".onnx" else ():
+        optional(name, f"ONNX needs {name}: pip install 'gpq-faiss[onnx]', or export as .pt2")
     encoder = Encoder.load(model_dir)
+    graph = _Vectors(encoder.model.network, side == "queries").eval()
+    values = _random_input(encoder, 7)
+    expected, valid = encoder.embed(values, queries=side == "queries")
     with levels(logging.ERROR, *_NOISY), warnings.catch_warnings(action="ignore"), torch.no_grad():
         try:
-            data, run = (_to_onnx if onnx else _to_torch)(_trace(encoder), _metadata(encoder))
-            agrees = _agrees(encoder, run)
+            # The example is stored in .pt2 files, so it is random data, never the user's.
+            example = torch.from_numpy(graph_input(values[:2]))
+            batch = torch.export.Dim("batch", min=1)
+            program = torch.export.export(
+                graph, (example,), dynamic_shapes=({0: batch},), strict=False
+            )
+            data, run = export[suffix](program, _metadata(encoder, side))
+            vectors = run(graph_input(values))
         # dynamo, fx, sympy, converter, checker, protobuf and runtimes have no common base
         except Exception as error:
             reason = f"its network cannot be exported ({one_line(error)})"
-            raise DataError(f"{encoder.source}: {reason}{': export it as .pt2' * onnx}") from error
-    if not agrees:
+            raise DataError(f"{encoder.source}: {reason}: try the other format") from error
+    # A sub-vector without a direction is rounding noise divided by almost nothing.
+    if vectors.shape != expected.shape or not np.allclose(
+        vectors[valid], expected[valid], rtol=0, atol=TOLERANCE
+    ):
         raise DataError(
             f"{encoder.source}: the exported network differs from the model; nothing "
             "was written: use the other format"
@@ -97,28 +111,18 @@ def export_encoder(model_dir: str | Path, out: str | Path, *, overwrite: bool = 
     return out
 
 
-def _trace(encoder: Encoder) -> torch.export.ExportedProgram:
-    """Trace the network into a graph with a variable batch size.
-
-    The example is stored in .pt2 files, so it is random data, never the user's.
-    """
-    example = torch.from_numpy(graph_input(_random_input(encoder, 2)))
-    batch = torch.export.Dim("batch", min=1)
-    graph = _Queries(encoder.model.network).eval()
-    program = torch.export.export(graph, (example,), dynamic_shapes=({0: batch},), strict=False)
-    for module in program.graph_module.modules():
-        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
-            node.meta.pop("stack_trace", None)  # paths of this machine are nobody's business
-    return program
+Run = Callable[[NDArray[np.float32]], NDArray[Any]]
+"""An exported graph: input to vectors."""
 
 
 def _to_torch(program: torch.export.ExportedProgram, metadata: dict[str, str]) -> tuple[bytes, Run]:
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            node.meta.pop("stack_trace", None)  # paths of this machine
     buffer = io.BytesIO()
     torch.export.save(program, buffer, extra_files={METADATA_FILE: json.dumps(metadata)})
     module = torch.export.load(io.BytesIO(buffer.getvalue())).module()
-    return buffer.getvalue(), lambda x: cast(
-        NDArray[Any], module(torch.from_numpy(x)).detach().numpy()
-    )
+    return buffer.getvalue(), lambda x: np.asarray(module(torch.from_numpy(x)).detach())
 
 
 def _to_onnx(program: torch.export.ExportedProgram, metadata: dict[str, str]) -> tuple[bytes, Run]:
@@ -131,7 +135,7 @@ def _to_onnx(program: torch.export.ExportedProgram, metadata: dict[str, str]) ->
         opset_version=OPSET,
         dynamic_shapes=({0: "batch"},),  # its name
         input_names=[metadata["input_kind"]],
-        output_names=["vectors"],
+        output_names=[SIDES[metadata["side"]]],
         external_data=False,
         verbose=False,
     )
@@ -145,55 +149,37 @@ def _to_onnx(program: torch.export.ExportedProgram, metadata: dict[str, str]) ->
     onnx.helper.set_model_props(proto, metadata)
     onnx.checker.check_model(proto, full_check=True)
     data: bytes = proto.SerializeToString()
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
     # From bytes, so that it cannot lean on any other file.
-    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     return data, lambda x: np.asarray(session.run(None, {metadata["input_kind"]: x})[0])
 
 
 def _random_input(encoder: Encoder, n: int) -> NDArray[Any]:
     """Return random features with the spread of the training data, or images uint8 of noise."""
-    rng = np.random.default_rng([0, n])
-    if encoder.input_kind == "features":
-        normalise = encoder.model.network.extractors()[0].input
-        mean, std = (t.detach().float().cpu().numpy() for t in (normalise.mean, normalise.std))
-        return np.asarray(
-            mean + std * rng.standard_normal((n, encoder.input_width)), dtype=np.float32
-        )
-    return rng.integers(0, 256, (n, 3, encoder.image_size, encoder.image_size), dtype=np.uint8)
+    rng, side = np.random.default_rng(0), encoder.image_size
+    if encoder.input_kind == "images":
+        return rng.integers(0, 256, (n, 3, side, side), dtype=np.uint8)
+    normalise = encoder.model.network.extractors()[0].input
+    mean, std = (t.detach().float().cpu().numpy() for t in (normalise.mean, normalise.std))
+    values = mean + std * rng.standard_normal((n, encoder.input_width))
+    return np.asarray(values, dtype=np.float32)
 
 
-def _agrees(encoder: Encoder, run: Run) -> bool:
-    """Whether the graph returns the model's vectors for every batch size."""
-    for n in (1, 2, 7):
-        values = _random_input(encoder, n)
-        expected, fine = encoder.embed(values, queries=True)
-        actual = run(graph_input(values))
-        same_form = (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
-        # A sub-vector without a direction is rounding noise divided by almost nothing.
-        if not (same_form and np.allclose(actual[fine], expected[fine], rtol=0, atol=TOLERANCE)):
-            return False
-    return True
-
-
-def _metadata(encoder: Encoder) -> dict[str, str]:
+def _metadata(encoder: Encoder, side: Side) -> dict[str, str]:
     """Return the metadata of the file as texts, as ONNX requires; lists and dicts are JSON."""
     M, K, d = encoder.shape
-    names = ("codebooks_fingerprint", "input_kind", "input_width", "image_size")
-    values: dict[str, Any] = {
-        "model_fingerprint": encoder.fingerprint,
-        **{name: getattr(encoder, name) for name in names},
-        **{
-            "codebooks": M,
-            "codewords": K,
-            "subdim": d,
-            "class_names": list(encoder.model.class_names),
-        },
-        "versions": versions("python", "torch"),
-    }
-    metadata = Metadata.model_construct(**values).model_dump()
-    return {
-        name: value if isinstance(value, str) else json.dumps(value)
-        for name, value in metadata.items()
-    }
+    metadata = Metadata.model_construct(
+        side=side,
+        model_fingerprint=encoder.fingerprint,
+        codebooks_fingerprint=encoder.codebooks_fingerprint,
+        input_kind=encoder.input_kind,
+        input_width=encoder.input_width,
+        image_size=encoder.image_size,
+        codebooks=M,
+        codewords=K,
+        subdim=d,
+        class_names=list(encoder.model.class_names),
+        versions=versions("python", "torch"),
+    )
+    values = metadata.model_dump(warnings=False)
+    return {key: v if isinstance(v, str) else json.dumps(v) for key, v in values.items()}

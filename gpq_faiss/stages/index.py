@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +17,10 @@ import numpy as np
 from ..codes.checks import Codes, Ids, check_unique
 from ..data.paths import replaces
 from ..errors import DataError, MismatchError, UsageError
-from ..faissio.convert import Kind, check_kind, to_faiss
+from ..faissio.convert import check_kind, to_faiss
 from ..faissio.files import write_index
 from ..faissio.model import ModelHeader, encode_items, read_model
-from ..files import Closing, atomic_path, check_output
-from ..indexes.index import Index
+from ..files import atomic_path, check_output
 from ..indexes.list_file import write_lists
 from ..indexes.lists import InvertedLists
 from ..indexes.opening import file_kind, open_index
@@ -73,20 +74,17 @@ def index(
         UsageError: options that do not fit together, or do not fit the codebooks.
     """
     sources = [source] if isinstance(source, str | Path) else list(source)
-    if not sources:
-        raise UsageError("nothing to index: name at least one file of codes or features")
-    if any(replaces(out, str(path)) for path in sources):
-        raise UsageError(f"{out} is the source itself: choose another output")
+    if not sources or any(replaces(out, str(path)) for path in sources):
+        raise UsageError(f"{out}: name at least one file to index, which is not the output itself")
     mapped = Path(out).suffix == LISTS
     if mapped and (kind != "flat" or not ids):
         raise UsageError(
             f"--out {out}: {LISTS} files have one form, with ids: leave out the options"
         )
-    out = check_output(out, overwrite=overwrite)
-    model = read_model(model_dir)
+    out, model = check_output(out, overwrite=overwrite), read_model(model_dir)
     checked_kind = check_kind(kind, *model.codebooks.shape[:2])
     with contextlib.ExitStack() as stack:
-        opened = [stack.enter_context(_Source(Path(path), model)) for path in sources]
+        opened = [_open(Path(path), model, stack) for path in sources]
         if mapped:
             with atomic_path(out) as temporary:
                 crc = write_lists(temporary, opened, model.codebooks)
@@ -96,67 +94,62 @@ def index(
             _write_names(out, opened, crc, names)
             faiss_index = to_faiss(codes, item_ids if ids else None, model.codebooks, checked_kind)
             write_index(faiss_index, out)
-    _say_what_is_lost(checked_kind, out)
+    if kind == "fastscan":
+        log.warning(
+            "%s: plain Faiss finds only a part of the true results in a FastScan index, as its "
+            "8-bit tables round codebooks of small weight away (docs/existing-pipelines.md); take "
+            "kind flat, or gpq search, which is exact",
+            out,
+        )
     return out
 
 
-class _Source(Closing):
+@dataclass
+class _Source:
     """Rows of the model from a file of any kind.
 
     Attributes:
         ntotal: number of items.
+        blocks: yields codes uint8 [n, code_size] and ids int64 [n], at most so many at a time.
         items: names and labels, or None.
         contained: see :class:`..indexes.index.Index`.
+    """
+
+    path: Path
+    ntotal: int
+    blocks: Callable[[int], Iterator[tuple[Codes, Ids]]]
+    items: ItemSource | None
+    contained: tuple[str, int] | None = None
+
+
+def _open(path: Path, model: ModelHeader, stack: contextlib.ExitStack) -> _Source:
+    """Open a file of rows until the end of the stack.
 
     Raises:
         DataError: the file is missing, damaged, empty, or of another kind.
         MismatchError: it is of another model, or has other codebooks.
     """
+    if file_kind(path) == "codes" and not changes_path(path).exists():
+        fingerprint = model.model_fingerprint
+        reader = stack.enter_context(RowReader(path, model_fingerprint=fingerprint))
+        items = RowItems(reader) if reader.header.class_names or reader.text_columns else None
+        return _Source(path, reader.ntotal, partial(_blocks, reader, model), items)
+    opened = stack.enter_context(open_index(path))
+    if not np.array_equal(opened.codebooks, model.codebooks):
+        raise MismatchError(
+            f"{path} has other codebooks than those of {model.folder}: encode the data again with "
+            "this model"
+        )
+    return _Source(path, opened.ntotal, opened.blocks, opened.items, opened.contained)
 
-    def __init__(self, path: Path, model: ModelHeader) -> None:
-        self.path, self._model = path, model
-        self._rows: RowReader | None = None
-        self._index: Index | None = None
-        self.items: ItemSource | None = None
-        self.contained: tuple[str, int] | None = None
-        remedy = "encode the data again with this model"
-        if file_kind(path) == "codes" and not changes_path(path).exists():
-            self._rows = reader = RowReader(path)
-            codebooks, self.ntotal = reader.header.codebooks, reader.ntotal
-            if reader.labels is not None or reader.text_columns:
-                self.items = RowItems(reader)
-            if reader.header.model_fingerprint != model.model_fingerprint:
-                name = f"{model.folder} ({model.model_fingerprint})"
-                raise MismatchError(
-                    f"{path} is of model {reader.header.model_fingerprint}, not of {name}: {remedy}"
-                )
-        else:
-            self._index = opened = open_index(path)
-            codebooks, self.ntotal = opened.codebooks, opened.ntotal
-            self.items, self.contained = opened.items, opened.contained
-        if not np.array_equal(codebooks, model.codebooks):
-            raise MismatchError(
-                f"{path} has other codebooks than those of {model.folder}: {remedy}"
-            )
 
-    def blocks(self, size: int = _BLOCK) -> Iterator[tuple[Codes, Ids]]:
-        """Yield codes uint8 [n, code_size] and ids int64 [n], at most ``size`` rows at a time."""
-        if self._index is not None:
-            yield from self._index.blocks(size)
-            return
-        assert self._rows is not None
-        for block in row_blocks(self.ntotal, size):
-            values = np.asarray(self._rows.values[block])
-            if self._rows.header.kind == "features":
-                model = self._model.codebooks, self._model.description
-                values = encode_items(values, *model, name=str(self.path), first_row=block.start)
-            yield values, np.asarray(self._rows.ids[block])
-
-    def close(self) -> None:
-        """Close the file."""
-        for opened in (self._rows, self._index):
-            if opened is not None:
-                opened.close()
+def _blocks(reader: RowReader, model: ModelHeader, size: int) -> Iterator[tuple[Codes, Ids]]:
+    for rows in row_blocks(reader.ntotal, size):
+        values = np.asarray(reader.values[rows])
+        if reader.header.kind == "features":
+            options = {"name": str(reader.path), "first_row": rows.start}
+            values = encode_items(values, model.codebooks, model.description, **options)
+        yield values, np.asarray(reader.ids[rows])
 
 
 def _collect(
@@ -168,16 +161,11 @@ def _collect(
         DataError: an id repeats; the memory is too small; ids are needed and are not 0 to n - 1.
     """
     n = sum(source.ntotal for source in sources)
-    width = 4 * len(model.codebooks) + _BYTES_PER_ITEM
+    needed = n * (4 * len(model.codebooks) + _BYTES_PER_ITEM)
     remedy = f"write a file that is mapped (--out {out.stem}{LISTS})"
-    check_memory(n * width, f"an index of {n:,} items", remedy=remedy)
-    parts = []
-    with stage("reading codes", n, "row") as reading:
-        for source in sources:
-            for block in source.blocks():
-                parts.append(block)
-                reading.advance(len(block[1]))
-    codes, ids = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    check_memory(needed, f"an index of {n:,} items", remedy=remedy)
+    blocks = [block for source in sources for block in source.blocks(_BLOCK)]
+    codes, ids = (np.concatenate(arrays) for arrays in zip(*blocks, strict=True))
     check_unique(ids, " and ".join(str(source.path) for source in sources))
     lists = InvertedLists.build(codes, ids, model.codebooks)
     if not ordered_by_id:
@@ -200,19 +188,12 @@ def _write_names(out: Path, sources: Sequence[_Source], crc: int, names: bool) -
         return
     data = {source.data_fingerprint for source in named}
     changes, number = contained.pop() if len(contained) == 1 else ("", 0)
-    ntotal = sum(source.ntotal for source in sources)
-    header = About(ntotal, crc, data.pop() if len(data) == 1 else "", changes, number)
+    header = About(
+        sum(source.ntotal for source in sources),
+        crc,
+        data.pop() if len(data) == 1 else "",
+        changes,
+        number,
+    )
     with stage("writing names"), atomic_path(items_path(out)) as temporary:
         write_items(temporary, (row for source in named for row in source.rows()), header)
-
-
-def _say_what_is_lost(kind: Kind, out: Path) -> None:
-    if kind == "fastscan":
-        log.warning(
-            "%s: plain Faiss finds only a part of the true results in a FastScan index, as its "
-            "8-bit tables round codebooks of small weight away (docs/existing-pipelines.md); take "
-            "kind flat, or gpq search, which is exact",
-            out,
-        )
-    if kind == "ivf":
-        log.info("%s: plain Faiss visits an eighth of the lists; raise nprobe for more", out)

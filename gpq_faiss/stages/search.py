@@ -6,44 +6,42 @@ vectors need only the latter.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import logging
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..codes.checks import Floats, Ids
+from ..codes.checks import Ids
 from ..data.base import Dataset, ImageDataset
 from ..data.images import is_image_name
-from ..data.open import is_form, open_data
+from ..data.open import open_data
 from ..data.paths import local_path, without_secrets
 from ..encoder import Encoder, OnnxEncoder, open_encoder
-from ..errors import DataError, MismatchError, UsageError
+from ..errors import DataError, MismatchError, UsageError, optional
 from ..evaluation.tables import Shown
 from ..files import fingerprint
 from ..indexes.index import IdList, Index
 from ..indexes.opening import open_index
-from ..inputs import check_memory
 from ..nn.device import gpu_memory
-from ..progress import stage
 from ..report.gallery import Cell, save_gallery
 from ..store.items import Item
 from ..store.rows import RowReader
 
 if TYPE_CHECKING:
+    import pandas
+
     from ..gpu.index import DeviceIndex
 
 log = logging.getLogger(__name__)
 
-_QUERIES = 1 << 14
-"""Queries for each call of the index, so that progress shows."""
 _FITS = "the index and its search do not fit: free the GPU, or use --device cpu"
+_UNKNOWN = Item({})
+_COLUMNS = ["query", "rank", "id", "name", "labels", "score"]
 
 
 def search(
@@ -53,7 +51,6 @@ def search(
     *,
     k: int = 10,
     rows: str | None = None,
-    min_score: float | None = None,
     allow: IdList | None = None,
     deny: IdList | None = None,
 ) -> SearchResult:
@@ -67,7 +64,6 @@ def search(
         queries: an image, or anything that :func:`gpq_faiss.open_data` accepts.
         k: number of results for each query, 1 to the number of items.
         rows: use only these queries (``"0:8"``).
-        min_score: find all items with at least this score instead of k items.
         allow: search only the items with these ids.
         deny: leave out the items with these ids.
 
@@ -82,82 +78,44 @@ def search(
         UsageError: an option is out of range.
     """
     encoder = open_encoder(model) if isinstance(model, str | Path) else model
-    with contextlib.ExitStack() as stack:
-        with stage("opening the index"):
-            opened = stack.enter_context(open_index(index))
+    with open_index(index) as opened, gpu_memory(_FITS):
         if opened.fingerprint != encoder.codebooks_fingerprint:
             raise MismatchError(
                 f"{index} has other codebooks ({opened.fingerprint}) than {encoder.source} "
                 f"({encoder.codebooks_fingerprint}): build the index with this model"
             )
-        source = open_queries(queries)
-        vectors, ids, names = query_vectors(encoder, source, rows=rows)
+        dataset = open_queries(queries)
+        positions = parse_rows(rows, len(dataset))
+        positions, vectors = encoder.embed_rows(dataset, positions, queries=True)
+        searched: Index | DeviceIndex = opened
         description = f"{opened.ntotal:,} items"
-        with gpu_memory(_FITS):
-            searched: Index | DeviceIndex = opened
-            if isinstance(encoder, Encoder) and encoder.device.type != "cpu":
-                from ..gpu.index import to_gpu
+        if isinstance(encoder, Encoder) and encoder.device.type != "cpu":
+            from ..gpu.index import to_gpu
 
-                searched = to_gpu(opened, str(encoder.device))
-                description += f" on {encoder.device}"
-            if min_score is None:
-                scores, item_ids = _search_all(searched, vectors, k, allow=allow, deny=deny)
-            else:
-                results = searched.range_search(vectors, min_score, allow=allow, deny=deny)
-                scores, item_ids = _padded(*results)
-        items = None
-        if opened.items is not None:
-            result_ids = np.unique(item_ids[item_ids != -1])
-            looked_up = zip(result_ids.tolist(), opened.items.lookup(result_ids), strict=True)
-            items = {number: item for number, item in looked_up if item is not None}
-        same_data = opened.items is not None and opened.items.data_fingerprint == source.fingerprint
-        result = SearchResult(
-            item_ids,
-            scores,
-            ids,
-            names,
-            opened.fingerprint,
-            description=description,
-            # JSON has no infinity.
-            min_score=None if min_score is None else float(np.nan_to_num(min_score)),
-            items=items,
-            data_fingerprint="" if opened.items is None else opened.items.data_fingerprint,
-            queries=source if isinstance(source, ImageDataset) else None,
-            pictured=same_data and bool(np.isin(item_ids[item_ids != -1], source.ids).all()),
-        )
-    if result.short:
+            searched = to_gpu(opened, str(encoder.device))
+            description += f" on {encoder.device}"
+        scores, item_ids = searched.search(vectors, k, allow=allow, deny=deny)
+        result_ids, source = np.unique(item_ids), opened.items
+        looked_up = [] if source is None else source.lookup(result_ids)
+    items = zip(result_ids.tolist(), looked_up, strict=False)
+    query_ids, path_of = dataset.ids[positions], getattr(dataset, "image_path", lambda row: None)
+    queries_of = zip(positions.tolist(), query_ids.tolist(), strict=True)
+    names = [path_of(row) or str(number) for row, number in queries_of]
+    if short := int((item_ids == -1).any(axis=1).sum()):
         log.warning(
             "%d of %d queries have fewer than %d results: too few items pass the filter",
-            *(result.short, len(ids), k),
+            *(short, len(names), k),
         )
-    return result
-
-
-def _search_all(
-    index: Index | DeviceIndex, vectors: Floats, k: int, **options: Any
-) -> tuple[Floats, Ids]:
-    """Return scores and ids [Q, k] of all queries."""
-    blocks = []
-    with stage("searching", len(vectors), "query") as searching:
-        for start in range(0, len(vectors), _QUERIES):
-            block = vectors[start : start + _QUERIES]
-            blocks.append(index.search(block, k, **options))
-            searching.advance(len(block))
-    scores, ids = (np.concatenate(arrays) for arrays in zip(*blocks, strict=True))
-    return scores, ids
-
-
-def _padded(lims: Ids, scores: Floats, ids: Ids) -> tuple[Floats, Ids]:
-    """Return the results of a range search as matrices, padded with -inf and -1."""
-    counts = np.diff(lims)
-    shape = (len(counts), int(counts.max(initial=0)))
-    D, padded_ids = np.full(shape, -np.inf, np.float32), np.full(shape, -1, np.int64)
-    filled = np.arange(shape[1]) < counts[:, None]
-    D[filled], padded_ids[filled] = scores, ids
-    return D, padded_ids
-
-
-# Queries ------------------------------------------------------------------------------------------
+    return SearchResult(
+        item_ids,
+        scores,
+        query_ids,
+        tuple(names),
+        opened.fingerprint,
+        description,
+        items={number: item for number, item in items if item is not None},
+        data_fingerprint="" if source is None else source.data_fingerprint,
+    )
 
 
 def parse_rows(text: str | None, n: int) -> Ids:
@@ -171,14 +129,15 @@ def parse_rows(text: str | None, n: int) -> Ids:
         >>> parse_rows("0:3", 10).tolist(), parse_rows("5,-1", 10).tolist()
         ([0, 1, 2], [5, 9])
     """
-    numbers, selections = np.arange(n), []
-    try:
-        for selection in (":" if text is None else text).split(","):
-            bounds: Any = [int(bound) if bound.strip() else None for bound in selection.split(":")]
-            selections.append(numbers[slice(*bounds)] if len(bounds) > 1 else numbers[bounds])
-        rows = np.concatenate(selections)
-    except (ValueError, TypeError, IndexError):
-        rows = numbers[:0]
+    numbers, rows = np.arange(n), np.arange(0)
+    with contextlib.suppress(ValueError, TypeError, IndexError):
+        parts = [
+            bounds_text.split(":") for bounds_text in (":" if text is None else text).split(",")
+        ]
+        bounds: Any = [
+            [int(b) if b.strip() else None for b in bounds_text] for bounds_text in parts
+        ]
+        rows = np.hstack([numbers[slice(*b)] if len(b) > 1 else numbers[b] for b in bounds])
     if not len(rows):
         raise UsageError(
             f"--rows {text}: write row numbers (3,5,9) or a range (0:8) of the {n:,} items"
@@ -194,69 +153,34 @@ def open_queries(queries: object, **options: Any) -> Dataset:
         MismatchError: they are vectors or codes of items (``features.h5``, ``codes.h5``).
         UsageError, DataError: see :func:`gpq_faiss.data.open.open_data`.
     """
-    queries = str(queries) if isinstance(queries, Path) else queries
-    if not isinstance(queries, str) or is_form(queries):
+    if not isinstance(queries, str | Path):
         return open_data(queries, **options)
-    path, name = Path(queries), without_secrets(queries)
-    if path.suffix in (".h5", ".hdf5"):
-        kind = None
-        with contextlib.suppress(DataError), RowReader(path) as reader:
-            kind = reader.header.kind
-        if kind is not None:
-            raise MismatchError(
-                f"{name} holds {kind} of items: give the data of the queries instead"
-            )
-    if not is_image_name(name) or (path := local_path(queries)).is_dir():
-        return open_data(queries, **options)
-    if not path.is_file():
-        raise DataError(f"{name} not found: no such image")
-    return ImageDataset(name=name, fingerprint=fingerprint(queries), max_bad=0.0, paths=[str(path)])
-
-
-def query_vectors(
-    encoder: Encoder | OnnxEncoder, queries: Dataset, *, rows: str | None = None
-) -> tuple[Floats, Ids, tuple[str, ...]]:
-    """Run the network on queries: vectors float32 [Q, M*d], ids int64 [Q] and names.
-
-    Raises:
-        MismatchError: the data do not fit the model.
-        DataError: there are no queries, or unreadable ones.
-    """
-    if not len(queries):
-        raise DataError(f"{queries.name} has no queries")
-    positions = parse_rows(rows, len(queries))
-    M, _, d = encoder.shape
-    needed = 2 * 4 * M * d * len(positions)
-    check_memory(needed, f"{len(positions):,} queries", remedy="select some with --rows")
-    positions, vectors = encoder.embed_rows(queries, positions, queries=True)
-    ids = queries.ids[positions]
-    path_of = getattr(queries, "image_path", lambda row: None)
-    names = [
-        path_of(row) or str(number)
-        for row, number in zip(positions.tolist(), ids.tolist(), strict=True)
-    ]
-    return vectors, ids, tuple(names)
-
-
-# Results ------------------------------------------------------------------------------------------
+    name, kind = without_secrets(str(queries)), None
+    if is_image_name(name) and Path(path := local_path(str(queries))).is_file():
+        mark = fingerprint(str(queries))
+        return ImageDataset(name=name, fingerprint=mark, max_bad=0.0, paths=[str(path)])
+    with contextlib.suppress(DataError), RowReader(queries) as reader:
+        kind = reader.header.kind
+    if kind is not None:
+        raise MismatchError(f"{name} holds {kind} of items: give the data of the queries instead")
+    return open_data(str(queries), **options)
 
 
 @dataclass(frozen=True, repr=False)
 class SearchResult(Shown):
     """The k best items of each query, best first.
 
+    Iterating yields a row for each result, so ``pandas.DataFrame(result)`` is their table.
+
     Attributes:
-        ids: int64 [Q, k]; -1 fills rows with fewer than k results (:attr:`short`).
+        ids: int64 [Q, k]; -1 fills the rows of queries with fewer than k results.
         scores: float32 [Q, k], inner products of the query with the codewords of the items.
         query_ids: int64 [Q].
         query_names: Q names to display: the path of the query if it has one, else its id.
         codebooks_fingerprint: of the codebooks of model and index.
         description: what was searched.
-        min_score: the requested minimum score, if the search was by score.
-        items: names, labels and kept columns of the results by id; None if they are not known.
+        items: names, labels and kept columns of the results by id, as far as they are known.
         data_fingerprint: of the data set of the items; empty if it is not known.
-        queries: the queries, if they are images.
-        pictured: whether the items are images of the same data set as the queries.
     """
 
     ids: NDArray[np.int64]
@@ -265,88 +189,77 @@ class SearchResult(Shown):
     query_names: tuple[str, ...]
     codebooks_fingerprint: str
     description: str = ""
-    min_score: float | None = None
-    items: Mapping[int, Item] | None = None
+    items: Mapping[int, Item] = field(default_factory=dict)
     data_fingerprint: str = ""
-    queries: ImageDataset | None = None
-    pictured: bool = False
 
     @property
-    def short(self) -> int:
-        """Number of queries with fewer than ``k`` results; 0 in a search by minimum score."""
-        return int((self.ids == -1).any(axis=1).sum()) if self.min_score is None else 0
+    def _kept(self) -> list[str]:
+        """Names of the kept columns of the items."""
+        texts = dict.fromkeys(name for item in self.items.values() for name in item.texts)
+        return [name for name in texts if name != "name"]
 
-    def _answers(self) -> Iterator[tuple[int, str, dict[str, list[Any]]]]:
-        """Yield id and name of each query, and by column its results."""
-        items, unknown = self.items or {}, Item({})
-        columns = list(dict.fromkeys(name for item in items.values() for name in item.texts))
-        has_labels = any(item.labels is not None for item in items.values())
-        rows = zip(self.query_ids.tolist(), self.query_names, self.ids, self.scores, strict=True)
-        for query, name, ids, scores in rows:
-            found_mask = ids != -1
-            answer: dict[str, list[Any]] = {
-                "id": ids[found_mask].tolist(),
-                "score": scores[found_mask].tolist(),
-            }
-            results = [items.get(number, unknown) for number in answer["id"]]
-            answer |= {column: [item.texts.get(column) for item in results] for column in columns}
-            if has_labels:
-                answer["labels"] = [
-                    None if item.labels is None else list(item.labels) for item in results
-                ]
-            yield query, name, answer
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return JSON values: one entry for each query, without padding, with what is known of the
-        items.
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield a row for each result: query, rank, id, name, labels (separated by ``|``), score,
+        and kept columns. Unknown values are None.
         """
-        plural = {"id": "ids", "score": "scores", "name": "names"}
-        limit: dict[str, Any] = {"k": int(self.ids.shape[1])}
-        if self.min_score is not None:
-            limit = {"min_score": self.min_score}
-        return {
-            **limit,
-            "codebooks_fingerprint": self.codebooks_fingerprint,
-            "description": self.description,
-            "queries": [
-                {"id": query, "name": name}
-                | {plural.get(column, column): answer[column] for column in answer}
-                for query, name, answer in self._answers()
-            ],
-        }
+        columns = self._kept
+        for query, ids, scores in zip(self.query_names, self.ids, self.scores, strict=True):
+            results = zip(ids[ids != -1].tolist(), scores[ids != -1].tolist(), strict=True)
+            for rank, (number, score) in enumerate(results, 1):
+                item = self.items.get(number, _UNKNOWN)
+                labels = None if item.labels is None else "|".join(item.labels)
+                values = query, rank, number, item.name, labels, score
+                texts = {column: item.texts.get(column) for column in columns}
+                yield dict(zip(_COLUMNS, values, strict=True)) | texts
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row for each result, for a table."""
-        return list(self._rows())
-
-    def _rows(self) -> Iterator[dict[str, Any]]:
-        for _, name, answer in self._answers():
-            for rank, row in enumerate(zip(*answer.values(), strict=True), 1):
-                number, score, *texts = row
-                columns = {
-                    column: ", ".join(text) if isinstance(text, list) else text or ""
-                    for column, text in zip(list(answer)[2:], texts, strict=True)
-                }
-                yield {"query": name, "rank": rank, "id": str(number), "score": score, **columns}
+        """Return the rows for a table, without unknown values."""
+        texts = (row | {"id": str(row["id"])} for row in self)
+        return [{key: value for key, value in row.items() if value is not None} for row in texts]
 
     def about(self) -> list[str]:
         """Return what was searched."""
         return [self.description] if self.description else []
 
-    def _repr_html_(self) -> str:
-        table = super()._repr_html_()
-        if self.queries is None or not self.pictured:
-            return table
-        first = replace(
-            self, query_ids=self.query_ids[:8], ids=self.ids[:8, :10], scores=self.scores[:8, :10]
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a table with a row for each result, in the columns of :meth:`__iter__`.
+
+        Raises:
+            UsageError: pandas is not installed.
+        """
+        return optional("pandas", "a table needs pandas: pip install pandas").DataFrame(
+            list(self), columns=[*_COLUMNS, *self._kept]
         )
-        with tempfile.TemporaryDirectory() as folder:
-            path = first.draw(self.queries, None, Path(folder) / "results.png")
-            picture = base64.b64encode(path.read_bytes()).decode()
-        return f'<img src="data:image/png;base64,{picture}">{table}'
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values: one entry for each query, without padding; unknown values are
+        None.
+        """
+        queries, columns = [], self._kept
+        rows = zip(self.query_ids.tolist(), self.query_names, self.ids, self.scores, strict=True)
+        for query, name, padded_ids, scores in rows:
+            ids = padded_ids[padded_ids != -1].tolist()
+            items = [self.items.get(number, _UNKNOWN) for number in ids]
+            queries.append(
+                {
+                    "id": query,
+                    "name": name,
+                    "ids": ids,
+                    "scores": scores[: len(ids)].tolist(),
+                    "names": [item.name for item in items],
+                    "labels": [None if i.labels is None else list(i.labels) for i in items],
+                    **{column: [item.texts.get(column) for item in items] for column in columns},
+                }
+            )
+        return {
+            "k": int(self.ids.shape[1]),
+            "codebooks_fingerprint": self.codebooks_fingerprint,
+            "description": self.description,
+            "queries": queries,
+        }
 
     def draw(
-        self, items: Dataset, queries: Dataset | None, out: str | Path, *, overwrite: bool = False
+        self, items: Dataset, queries: Dataset, out: str | Path, *, overwrite: bool = False
     ) -> Path:
         """Draw each query with its results, framed by relevance if both have labels.
 
@@ -355,66 +268,35 @@ class SearchResult(Shown):
 
         Args:
             items: images of the indexed items.
-            queries: images of the queries (default: those that were searched, if they were images).
+            queries: the images that were searched for.
             out: .png, .svg or .pdf.
 
         Raises:
             DataError: they are not images, or nothing says which image belongs to which item.
         """
-        queries = self.queries if queries is None else queries
         if not isinstance(items, ImageDataset) or not isinstance(queries, ImageDataset):
+            raise DataError("a picture needs images, of the items (--images) and as queries")
+        names = items.texts["name"].tolist() if "name" in items.texts else []
+        if not names and self.data_fingerprint != items.fingerprint:
             raise DataError(
-                "a picture needs images of the items (--images) and of the queries: give both"
-            )
-        query_rows = queries.rows_of(self.query_ids)
-        if (query_rows < 0).any():
-            missing = self.query_ids[query_rows < 0][0]
-            raise DataError(
-                f"{queries.name} has no image with id {missing}: give the queries' data"
-            )
-        row_of = self._picture_rows(items)
-        rows = []
-        for query_row, ids, scores in zip(query_rows.tolist(), self.ids, self.scores, strict=True):
-            query_labels = _labels_of(queries, query_row)
-            row = [_cell(queries, query_row, ", ".join(query_labels or ()))]
-            for number, score in zip(ids[ids != -1].tolist(), scores.tolist(), strict=False):
-                item_row = row_of.get(number, -1)
-                item = (self.items or {}).get(number, Item({}))
-                labels = item.labels if self.items else _labels_of(items, item_row)
-                shares = (
-                    None
-                    if not query_labels or labels is None
-                    else bool({*query_labels} & {*labels})
-                )
-                caption = " · ".join(filter(None, (", ".join(labels or ()), f"{score:.2f}")))
-                row.append(_cell(items, item_row, caption, shares))
-            rows.append(row)
-        return save_gallery(rows, out, overwrite=overwrite)
-
-    def _picture_rows(self, images: ImageDataset) -> dict[int, int]:
-        """Return the row of the image of each result, by the id of the result; -1 if it is
-        missing.
-        """
-        ids = np.unique(self.ids[self.ids != -1])
-        names = [(self.items or {}).get(number, Item({})).name for number in ids.tolist()]
-        if any(names) and "name" in images.texts:
-            row_of_name = {name: row for row, name in enumerate(images.texts["name"].tolist())}
-            rows: Sequence[int] = [row_of_name.get(name or "", -1) for name in names]
-        elif self.data_fingerprint in ("", images.fingerprint):
-            rows = images.rows_of(ids).tolist()
-        else:
-            raise DataError(
-                f"{images.name} is not the data of the index, and nothing names its items: "
+                f"{items.name} is not the data of the index, and nothing names its items: "
                 "give the data that were encoded"
             )
-        return dict(zip(ids.tolist(), rows, strict=True))
-
-
-def _labels_of(images: ImageDataset, row: int) -> tuple[str, ...] | None:
-    """Return the labels of an image; None if they are not known."""
-    if row < 0 or images.labels is None or not images.labels.has()[row]:
-        return None
-    return tuple(images.labels.names_of(row))
+        row_of_name, gallery = {name: row for row, name in enumerate(names)}, []
+        query_rows = queries.rows_of(self.query_ids).tolist()
+        for query_row, ids, scores in zip(query_rows, self.ids, self.scores, strict=True):
+            labels = queries.labels.names_of(query_row) if queries.labels and query_row >= 0 else ()
+            cells = [_cell(queries, query_row, ", ".join(labels))]
+            item_rows = items.rows_of(ids).tolist()
+            for number, row, score in zip(ids.tolist(), item_rows, scores.tolist(), strict=True):
+                item = self.items.get(number, _UNKNOWN)
+                both_labelled = labels and item.labels is not None
+                relevant = not set(labels).isdisjoint(item.labels or ()) if both_labelled else None
+                caption = " · ".join([*(item.labels or ()), f"{score:.2f}"])
+                image_row = row_of_name.get(item.name, -1) if names else row
+                cells.append(_cell(items, image_row, caption, relevant))
+            gallery.append(cells[: 1 + int((ids != -1).sum())])
+        return save_gallery(gallery, out, overwrite=overwrite)
 
 
 def _cell(images: ImageDataset, row: int, caption: str, relevant: bool | None = None) -> Cell:

@@ -81,11 +81,6 @@ def train(
     """
     config = validate(config or preset("recommended"))
     options = options or RunOptions()
-    if options.validate_every < 1 or not options.checkpoint_seconds >= 0:
-        raise UsageError(
-            f"validate_every = {options.validate_every}, checkpoint_seconds = "
-            f"{options.checkpoint_seconds}: at least 1 and 0 are needed"
-        )
     if options.resume and overwrite:
         raise UsageError(
             "--resume continues a run and --overwrite begins a new one: give one of them"

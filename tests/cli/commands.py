@@ -1,10 +1,7 @@
-"""Running ``gpq`` in this process, the folder of small products that the tests of the command line
-share, and a call of every stage.
-"""
+"""Running ``gpq`` in this process, and the folder of small products that tests share."""
 
 import contextlib
 import hashlib
-import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,8 +27,6 @@ batch_unlabelled = 30
 learning_rate = 0.01
 validation = 0.2
 """
-TRAIN = "--preset paper --set training.steps=2"
-"""What makes a training short."""
 
 
 def gpq(*args: object) -> Result:
@@ -133,42 +128,3 @@ class Shop:
     @property
     def data(self) -> str:
         return f"features:{self.features}"
-
-
-# Stage -> its output, and the call that makes it, for :func:`fill`.
-STAGES = {
-    "train": ("out", f"train DATA --labels LABELS {TRAIN}"),
-    "encode": ("codes.h5", "encode MODEL DATA --labels LABELS"),
-    "export-faiss": ("out.faiss", "export-faiss MODEL"),
-    "export": ("out.npz", "export MODEL --to numpy"),
-    "index": ("out.faiss", "index MODEL CODES"),
-    "search json": ("out.json", "search MODEL INDEX QUERIES -k 3 --format json"),
-    "search png": (
-        "out.png",
-        "search IMAGE_MODEL IMAGE_INDEX PHOTO -k 2 --images folder:IMAGES --format png",
-    ),
-    "evaluate json": ("out.json", "evaluate MODEL DATA --labels LABELS --format json"),
-    "export-encoder": ("out.pt2", "export-encoder MODEL"),
-}
-
-
-def stage_call(stage: str, shop: Shop, folder: Path) -> tuple[list[str], Path]:
-    """The arguments of a stage that works, and its output below ``folder``."""
-    name, call = STAGES[stage]
-    return [*fill(call, shop), "--out", str(folder / name)], folder / name
-
-
-def fill(call: str, shop: Shop, bad: Path = Path("bad"), out: Path | None = None) -> list[str]:
-    """The words of a call with its capitals replaced, and with ``--out`` where the command needs
-    it.
-    """
-    known = {name.upper(): str(getattr(shop, name)) for name in FILES} | {
-        "DATA": shop.data,
-        "BAD": str(bad),
-    }
-    words = [
-        re.sub(r"\b[A-Z_]{3,}\b", lambda at: known.get(at[0], at[0]), word)
-        for word in shlex.split(call)
-    ]
-    needs_none = out is None or words[0] in {"info", "search", "evaluate"}
-    return words if needs_none else [*words, "--out", str(out)]

@@ -1,22 +1,23 @@
-"""The commands end to end: what they print, the files that they leave, and the keys of their
-JSON.
-"""
+"""The commands end to end: what they print, and the files that they leave."""
 
 import json
-import logging
 import os
-import re
 import shutil
 
 import faiss
-import h5py
 import numpy as np
+import pandas as pd
 import pytest
-from commands import ITEMS, clusters, done, fill, gpq
+from commands import ITEMS, clusters, done
 from PIL import Image
 
 from gpq_faiss import open_index
 from gpq_faiss.store.changes import ChangeWriter
+
+SEARCH = "search model index.faiss queries.npy"
+EVALUATE = "evaluate model features:features.npy --labels labels.npy --protocol 1"
+
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def answer(line):
@@ -25,225 +26,147 @@ def answer(line):
 
 
 def ids_of(line):
+    """Return the ids of the results of each query."""
     return [query["ids"] for query in answer(line)["queries"]]
 
 
-def test_train_prints_a_line_and_leaves_a_model(shop, tmp_path):
-    settings = "--preset paper --bits 16 --seed 3 --set training.steps=3"
-    line = done(f"train {shop.data} --labels {shop.labels} {settings} --out {tmp_path}/model")
-    assert line.startswith(
-        f"{tmp_path}/model: 16 bits, 205 labelled and 0 unlabelled items, 3 steps"
-    )
-    config = json.loads((tmp_path / "model" / "config.json").read_text())
+def test_train_prints_a_line_and_leaves_a_model(folder):
+    train = "train features:features.npy --labels labels.npy --preset paper --bits 16"
+    line = done(f"{train} --set training.steps=3 --set training.seed=3 --out new")
+    assert line.startswith("new: 16 bits, 205 labelled and 0 unlabelled items, 3 steps")
+    config = json.loads((folder / "new/config.json").read_text())
     assert config["input"] == {"kind": "features", "width": 16}
-    assert (config["config"]["training"]["seed"], config["config"]["quantizer"]["codebooks"]) == (
-        3,
-        4,
-    )
-    assert (tmp_path / "model" / "model.safetensors").exists()
+    assert config["config"]["training"]["seed"] == 3
+    assert config["config"]["quantizer"]["codebooks"] == 4
+    assert (folder / "new/model.safetensors").exists()
 
 
-def test_encode_and_index_leave_their_files(shop, tmp_path):
-    codes, index, empty = (tmp_path / name for name in ("codes.h5", "index.faiss", "empty.faiss"))
-    encode = f"encode {shop.model} {shop.data} --labels {shop.labels} --out {codes}"
-    assert done(encode) == f"{codes}: 240 codes of 2 bytes\n"
-    assert done(f"export-faiss {shop.model} --out {empty}") == f"{empty}\n"
-    assert done(f"index {shop.model} {codes} --out {index}") == f"{index}\n"
+def test_options_override_a_file_of_settings(folder):
+    train = "train features:features.npy --labels labels.npy --preset run.toml --bits 12"
+    done(f"{train} --set training.steps=2 --out new")
+    config = json.loads((folder / "new/config.json").read_text())["config"]
+    assert (config["training"]["steps"], config["training"]["validation"]) == (2, 0.2)
+    assert (config["preset"], config["quantizer"]["codebooks"]) == ("paper", 3)
+
+
+def test_encode_and_index_leave_their_files(folder):
+    encode = "encode model features:features.npy --labels labels.npy --out new/codes.h5"
+    assert done(encode) == "new/codes.h5: 240 codes of 2 bytes\n"
+    assert done("export-faiss model --out new/empty.faiss") == "new/empty.faiss\n"
+    assert done("index model new/codes.h5 --out new/index.faiss") == "new/index.faiss\n"
     names = {"codes.h5", "features.h5", "empty.faiss", "index.faiss", "index.faiss.items.sqlite"}
-    assert {path.name for path in tmp_path.iterdir()} == names
+    assert {path.name for path in (folder / "new").iterdir()} == names
 
 
-@pytest.mark.parametrize("option", ["", "--kind fused", "--no-ids", "--no-names"])
-def test_every_index_is_searched_alike(shop, tmp_path, option):
-    done(f"index {shop.model} {shop.codes} {option} --out {tmp_path}/i.faiss")
-    assert faiss.read_index(f"{tmp_path}/i.faiss").ntotal == ITEMS
-    search = f"search {shop.model} {{}} {shop.queries} -k 80"
-    assert ids_of(search.format(f"{tmp_path}/i.faiss")) == ids_of(search.format(shop.index))
+@pytest.mark.parametrize("options", ["", "--kind fused", "--no-ids", "--no-names"])
+def test_every_index_is_searched_alike(options):
+    done(f"index model codes.h5 {options} --out new.faiss")
+    assert faiss.read_index("new.faiss").ntotal == ITEMS
+    assert ids_of("search model new.faiss queries.npy -k 80") == ids_of(f"{SEARCH} -k 80")
 
 
-def test_lists_and_codes_are_searched_alike(shop, tmp_path):
-    done(f"index {shop.model} {shop.codes} --out {tmp_path}/index.lists")
-    search = f"search {shop.model} {{}} {shop.queries} -k 80"
-    for path in (tmp_path / "index.lists", shop.codes):
-        assert answer(search.format(path)) == answer(search.format(shop.index))
-
-
-@pytest.mark.parametrize("kind", ["fastscan", "ivf"])
-def test_exports_are_for_plain_faiss(shop, tmp_path, kind):
-    done(f"index {shop.model} {shop.codes} --kind {kind} --out {tmp_path}/x.faiss")
-    assert faiss.read_index(f"{tmp_path}/x.faiss").ntotal == ITEMS
-    result = gpq(f"search {shop.model} {tmp_path}/x.faiss {shop.queries}")
-    wanted = {"fastscan": "a FastScan index for plain Faiss", "ivf": "an inverted file"}[kind]
-    assert (result.exit_code, wanted in result.stderr) == (1, True)
-
-
-def test_ids_and_names_of_files_are_those_of_results(shop, tmp_path):
-    ids = np.arange(ITEMS)[::-1] * 3 + (1 << 40)
-    np.save(tmp_path / "ids.npy", ids)
-    (tmp_path / "names.txt").write_text("".join(f"item {row}\n" for row in range(ITEMS)))
-    read = f"--read ids={tmp_path}/ids.npy --read names={tmp_path}/names.txt"
-    done(f"encode {shop.model} {shop.data} {read} --out {tmp_path}/codes.h5")
-    done(f"index {shop.model} {tmp_path}/codes.h5 --out {tmp_path}/index.faiss")
-    for query in answer(f"search {shop.model} {tmp_path}/index.faiss {shop.queries} -k 5")[
-        "queries"
-    ]:
-        rows = [ids.tolist().index(item) for item in query["ids"]]
-        assert query["names"] == [f"item {row}" for row in rows]
-
-
-def test_search_in_json(shop):
-    document = answer(f"search {shop.model} {shop.index} {shop.queries} -k 5")
+def test_search_in_json():
+    document = answer(f"{SEARCH} -k 5")
     assert set(document) == {"k", "codebooks_fingerprint", "description", "queries"}
     assert (document["k"], document["description"]) == (5, f"{ITEMS} items")
     for i, query in enumerate(document["queries"]):
-        assert set(query) == {"id", "name", "ids", "scores", "labels"}
+        assert set(query) == {"id", "name", "ids", "scores", "names", "labels"}
         assert query["scores"] == sorted(query["scores"], reverse=True)
         # Well separated clusters: the neighbours of a query are of its class.
         assert {item % 3 for item in query["ids"]} == {i % 3}
 
 
-def test_search_as_a_table(shop):
-    search = f"search {shop.model} {shop.index} {shop.queries} -k 5"
-    table = done(search).splitlines()
-    assert table[0].split() == ["query", "rank", "id", "score", "labels"]
-    rows = [line.split() for line in table if line.split() and line.split()[0].isdigit()]
-    assert [int(row[2]) for row in rows] == [i for ids in ids_of(search) for i in ids]
+def test_search_as_a_table():
+    head, _, *rows = done(f"{SEARCH} -k 5").splitlines()
+    assert head.split() == ["query", "rank", "id", "labels", "score"]
+    ids = [int(row.split()[2]) for row in rows]
+    assert ids == [number for query in ids_of(f"{SEARCH} -k 5") for number in query]
 
 
-def test_search_into_a_file(shop, tmp_path):
-    search = f"search {shop.model} {shop.index} {shop.queries} --format json"
-    assert done(f"{search} --out {tmp_path}/results.json") == ""
-    assert (tmp_path / "results.json").read_text() == done(search)
+@pytest.mark.parametrize(("name", "read"), [("r.csv", pd.read_csv), ("r.parquet", pd.read_parquet)])
+def test_ending_of_the_output_chooses_the_format(name, read):
+    assert done(f"{SEARCH} -k 5 --out {name}") == ""
+    table = read(name)
+    assert table.columns.tolist() == ["query", "rank", "id", "name", "labels", "score"]
+    assert table["id"].tolist() == [number for ids in ids_of(f"{SEARCH} -k 5") for number in ids]
 
 
-def test_every_form_of_queries_gives_the_same(shop, tmp_path):
-    queries = np.load(shop.queries)
-    np.savez(tmp_path / "queries.npz", features=queries)
-    with h5py.File(tmp_path / "queries.h5", "w") as file:
-        file["features"] = queries
-    search = f"search {shop.model} {shop.index}"
-    for form in (f"{tmp_path}/queries.npz", f"{tmp_path}/queries.h5", f"features:{shop.queries}"):
-        assert ids_of(f"{search} {form}") == ids_of(f"{search} {shop.queries}")
+def test_search_into_a_file(folder):
+    done(f"{SEARCH} --out results.json")
+    assert (folder / "results.json").read_text() == done(f"{SEARCH} --format json")
 
 
-@pytest.mark.parametrize("option", ["--allow-ids", "--deny-ids"])
 @pytest.mark.parametrize("name", ["ids.npy", "ids.txt"])
-def test_lists_of_ids_filter(shop, tmp_path, option, name):
-    search = f"search {shop.model} {shop.index} {shop.queries} --threads 1"
-    np.save(tmp_path / "ids.npy", np.arange(0, ITEMS, 3))
-    (tmp_path / "ids.txt").write_text("".join(f"{i}\n" for i in range(0, ITEMS, 3)))
-    expected = [
-        [i for i in ids if (i % 3 == 0) == (option == "--allow-ids")][:9]
-        for ids in ids_of(f"{search} -k {ITEMS}")
-    ]
-    assert ids_of(f"{search} -k 9 {option} {tmp_path}/{name}") == expected
+def test_lists_of_ids_filter(folder, name):
+    ids = np.arange(0, ITEMS, 3)
+    np.save("ids.npy", ids)
+    (folder / "ids.txt").write_text("".join(f"{number}\n" for number in ids))
+    ranked = ids_of(f"{SEARCH} -k {ITEMS}")
+    allowed = [[number for number in query if number % 3 == 0][:9] for query in ranked]
+    rejected = [[number for number in query if number % 3][:9] for query in ranked]
+    assert ids_of(f"{SEARCH} -k 9 --allow-ids {name}") == allowed
+    assert ids_of(f"{SEARCH} -k 9 --deny-ids {name}") == rejected
 
 
-def test_minimum_score(shop):
-    search = f"search {shop.model} {shop.index} {shop.queries}"
-    every = answer(f"{search} -k {ITEMS}")["queries"]
-    limit = float(np.median([query["scores"][5] for query in every]))
-    expected = [query["ids"][: sum(s >= limit for s in query["scores"])] for query in every]
-    assert ids_of(f"{search} --min-score {limit}") == expected
-    assert done(f"{search} --min-score 1e6").strip() == "no item was found"
-    assert ids_of(f"{search} --min-score -inf") == [query["ids"] for query in every]
-
-
-def test_changes_of_a_service_are_searched_described_and_indexed(shop, tmp_path):
-    path = shutil.copy(shop.index, tmp_path / "index.faiss")
-    search = f"search {shop.model} {path} {shop.queries} -k 3"
-    first = ids_of(search)[0][0]
-    with ChangeWriter(path, 2, open_index(path).fingerprint) as writer:
+def test_changes_of_a_service_are_searched_and_indexed(folder):
+    first = ids_of(SEARCH)[0][0]
+    with ChangeWriter(folder / "index.faiss", 2, open_index("index.faiss").fingerprint) as writer:
         writer.write({first: (None, None, None)})
-    assert all(first not in ids for ids in ids_of(search))
-    assert answer(f"info {path}")["changed_items"] == 1
-    done(f"index {shop.model} {path} --out {tmp_path}/new.faiss")
-    assert answer(f"info {tmp_path}/new.faiss")["ntotal"] == ITEMS - 1
+    assert all(first not in ids for ids in ids_of(SEARCH))
+    assert answer("info index.faiss")["changed_items"] == 1
+    done("index model index.faiss --out new.faiss")
+    assert answer("info new.faiss")["ntotal"] == ITEMS - 1
 
 
-def test_features_are_used_again(shop, tmp_path):
-    encode = f"encode {shop.model} {shop.data} --labels {shop.labels} --out {tmp_path}/codes.h5"
-    times = []
-    for _ in range(2):
-        done(encode)
-        times.append((tmp_path / "features.h5").stat().st_mtime_ns)
-        (tmp_path / "codes.h5").unlink()
-    assert times[0] == times[1]
+def test_features_are_used_again(folder):
+    encode = "encode model features:features.npy --labels labels.npy --out new.h5"
+    done(encode)
+    before = (folder / "new.features.h5").stat().st_mtime_ns
+    (folder / "new.h5").unlink()
+    done(encode)
+    assert (folder / "new.features.h5").stat().st_mtime_ns == before
 
 
-def test_features_are_not_kept(shop, tmp_path):
-    done(f"encode {shop.model} {shop.data} --out {tmp_path}/codes.h5 --no-features --batch-size 32")
-    assert [path.name for path in tmp_path.iterdir()] == ["codes.h5"]
-
-
-def test_evaluate_in_json(shop, tmp_path):
-    evaluate = f"evaluate {shop.model} {shop.data} --labels {shop.labels} --protocol 1"
-    document = answer(f"{evaluate} --compare pq,float --plot {tmp_path}/pr.png")
-    keys = {
-        "map",
-        "bits",
-        "protocol",
-        "split_hash",
-        "data",
-        "model_fingerprint",
-        "notes",
-        "versions",
-    }
-    assert keys <= set(document)
+def test_evaluate_in_json():
+    document = answer(f"{EVALUATE} --compare pq,float --plot pr.png")
+    assert {"split_hash", "data", "model_fingerprint", "notes", "versions"} <= set(document)
     assert (document["map"] > 0.9, document["bits"], document["protocol"]) == (True, 16, "1")
     assert set(document["compared"]) == {"pq", "float"}
     assert document["neighbour_recall"]["queries"] == document["n_queries"]
-    with Image.open(tmp_path / "pr.png") as image:
+    with Image.open("pr.png") as image:
         assert image.format == "PNG"
 
 
 @pytest.mark.parametrize(
     ("form", "mark"), [("table", "queries,"), ("markdown", "|"), ("latex", "tabular")]
 )
-def test_evaluate_as_a_table(shop, form, mark):
-    evaluate = f"evaluate {shop.model} {shop.data} --labels {shop.labels} --protocol 1"
-    text = done(f"{evaluate} --format {form}")
-    figure = f"{answer(evaluate)['map']:.4f}"
-    assert all(part in text for part in ("gpq (paper)", "mAP", mark, figure))
+def test_evaluate_as_a_table(form, mark):
+    text = done(f"{EVALUATE} --format {form}")
+    assert all(text_part in text for text_part in ("gpq (paper)", "mAP", mark))
+    assert f"{answer(EVALUATE)['map']:.4f}" in text
 
 
-def test_evaluate_as_csv(shop):
-    evaluate = f"evaluate {shop.model} {shop.data} --labels {shop.labels} --protocol 1"
-    head, row = done(f"{evaluate} --format csv").splitlines()[:2]
-    figures = dict(zip(head.split(","), row.split(","), strict=True))
-    assert figures["mAP"] == str(answer(evaluate)["map"])
-    assert re.fullmatch(r"0\.\d+|1\.0", figures["NN10@100"])
+def test_evaluate_divides_as_papers_on_hashing_do():
+    evaluate = f"{EVALUATE} -k 20 --denominator"
+    hashing = answer(f"{evaluate} relevant-in-top-k")
+    assert "the relevant items in the top k" in hashing["convention"]
+    assert hashing["map"] >= answer(f"{evaluate} 'min(k, relevant)'")["map"]
 
 
 @pytest.mark.parametrize("protocol", ["1 --queries 17-per-class", "2", "transfer", "transfer:0,3"])
-def test_every_protocol_trains_and_evaluates(shop, tmp_path, protocol):
+def test_every_protocol_trains_and_evaluates(protocol):
     features, labels = clusters(400)
-    labels = np.where(np.arange(400) % 4 == 3, 3, labels)
-    np.savez(tmp_path / "x.npz", features=features, labels=labels)
-    settings = f"--config {shop.settings} --set training.steps=5 --preset paper --labelled 0.5"
-    done(f"train {tmp_path}/x.npz {settings} --protocol {protocol} --out {tmp_path}/model")
+    np.savez("x.npz", features=features, labels=np.where(np.arange(400) % 4 == 3, 3, labels))
+    train = "train x.npz --preset run.toml --set training.steps=5 --labelled 0.5"
+    done(f"{train} --protocol {protocol} --out new")
     name = protocol.split(maxsplit=1)[0]
-    document = answer(f"evaluate {tmp_path}/model {tmp_path}/x.npz --protocol {name}")
+    document = answer(f"evaluate new x.npz --protocol {name}")
     assert (document["protocol"], 0 < document["map"] <= 1) == (name, True)
-    classes = json.loads((tmp_path / "model" / "config.json").read_text())["class_names"]
-    assert len(classes) == {"1": 4, "2": 3, "transfer": 3, "transfer:0,3": 2}[name]
 
 
-def test_names_of_files_that_are_no_text_are_shown(shop, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        logging.root.manager, "disable", logging.CRITICAL
-    )  # xdist does not send them
-    folder = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
-    os.makedirs(folder)
-    photo = shutil.copy(shop.photo, os.fsdecode(os.fsencode(folder) + b"/\xff.png"))
-    encode = ["encode", shop.image_model, f"folder:{folder}", "--out", f"{folder}/codes.h5"]
-    assert "caf\\xe9/codes.h5" in done(*encode)
-    search = ["search", shop.image_model, shop.image_index, photo, "-k", 1]
-    assert "\\xff.png" in done(*search)
-    done(*search, "--out", tmp_path / "out.txt")
-    assert "\\xff.png" in (tmp_path / "out.txt").read_text()
-
-
-def test_device_that_is_missing_is_one_line(shop):
-    result = gpq(*fill("search MODEL INDEX QUERIES --device cuda:9", shop))
-    assert (result.exit_code, len(result.stderr.splitlines())) == (1, 1)
+def test_names_that_are_no_text_are_shown(folder):
+    photo = shutil.copy("images/a/0.png", os.fsdecode(b"\xff.png"))
+    call = ["search", "image-model", "image.faiss", photo, "-k", 1]
+    assert "\\xff.png" in done(*call)
+    done(*call, "--out", "out.txt")
+    assert "\\xff.png" in (folder / "out.txt").read_text()

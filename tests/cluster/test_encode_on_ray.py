@@ -4,7 +4,6 @@ killed.
 
 import contextlib
 import os
-import signal
 import threading
 import time
 from functools import partial
@@ -12,14 +11,12 @@ from functools import partial
 import numpy as np
 import psutil
 import pytest
-from commands import content, refused
+from commands import content
 from model_factory import make_model
-from PIL import Image
 
 from gpq_faiss import Encoder, RayCluster, RowReader, encode, encode_on_ray, open_data
-from gpq_faiss.cluster.connect import connected
-from gpq_faiss.errors import DataError, DeviceError, UsageError
-from gpq_faiss.stages.encode_on_ray import _ShardEncoder
+from gpq_faiss.cluster.encode_on_ray import _ShardEncoder, connected
+from gpq_faiss.errors import UsageError
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'gpq-faiss[ray]'")
 
@@ -109,39 +106,6 @@ def test_only_missing_shards_are_encoded_again(folder, shards):
     assert [a == b for a, b in zip(times, again, strict=True)] == [True, False, True]
 
 
-def test_errors_of_workers_are_one_line(ray, folder, tmp_path):
-    shard = tmp_path / "codes-000000000000.h5"
-    encode(folder / "model", opening(folder)(), shard, keep_features=False)
-    with pytest.raises(DataError, match="is a shard of another run: pass --overwrite"):
-        encoded(folder, tmp_path)
-    encoded(folder, tmp_path, overwrite=True)
-    assert len(columns([shard])[0]) == SHARD
-
-
-def test_unreadable_images_of_all_shards_count_together(ray, tmp_path, caplog):
-    make_model(tmp_path / "model", kind="images", image_size=8, backbone="mlp")
-    for i in range(20):
-        path = tmp_path / "images" / str(i % 2) / f"{i}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (8, 8), (10 * i, 0, 0)).save(path)
-        if i in (3, 15):
-            path.write_bytes(b"")
-    paths = []
-    for limit in (0.1, 0.05):
-        opening = partial(open_data, f"folder:{tmp_path}/images", max_bad=limit)
-        with pytest.raises(DataError) if limit < 0.1 else contextlib.nullcontext() as caught:
-            paths += encode_on_ray(
-                tmp_path / "model",
-                opening,
-                tmp_path,
-                RayCluster(workers=1, shard_items=10),
-                batch_size=5,
-            )
-    assert len(columns(paths)[0]) == 18
-    assert "2 of 20 images cannot be read, and were left out" in caplog.text
-    assert "2 of 20 images cannot be read; that is above the limit of 5 %" in str(caught.value)
-
-
 def test_a_node_with_other_data_is_refused(folder, tmp_path):
     encoder = Encoder.load(folder / "model")
     worker = _ShardEncoder(
@@ -166,33 +130,5 @@ def test_a_local_cluster_listens_on_the_loopback_only(ray):
 
 
 def test_a_gpu_that_no_node_has_is_refused(ray, folder, tmp_path):
-    with pytest.raises(DeviceError, match="the cluster at local has no GPU: use --device cpu"):
+    with pytest.raises(UsageError, match="the cluster at local has no GPU: use --device cpu"):
         encoded(folder, tmp_path, device="cuda")
-
-
-@pytest.mark.parametrize("cluster", [RayCluster(workers=-1), RayCluster(shard_items=0)])
-def test_sizes_must_be_positive(cluster, folder, tmp_path):
-    with pytest.raises(UsageError, match="must be positive"):
-        encode_on_ray(folder / "model", opening(folder), tmp_path, cluster)
-
-
-def test_the_command_needs_an_address(folder, tmp_path):
-    line = refused(
-        "encode", folder / "model", "digits", "--ray", ",workers=2", "--out", tmp_path, code=2
-    )
-    assert "the address comes first" in line
-
-
-def test_a_cluster_that_does_not_start_is_one_line(ray, monkeypatch):
-    handler = signal.getsignal(signal.SIGTERM)
-
-    def fail(*_, **__):
-        signal.signal(signal.SIGTERM, lambda *_: None)  # as Ray does
-        raise Exception("The current node timed out during startup.\nThis could happen because ...")
-
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "init", fail)
-    message = r"no Ray cluster answers at local \(The current node timed out during startup"
-    with pytest.raises(DataError, match=message), connected("local"):
-        pass
-    assert signal.getsignal(signal.SIGTERM) == handler

@@ -1,25 +1,21 @@
-"""Several models in one table: the figures of each alone, names that tell them apart, and splits
-that must agree."""
+"""Several models in one table: the figures of each alone, equal splits, and TREC files."""
 
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from model_factory import digits
 
-from gpq_faiss import encode, open_data, train
+from gpq_faiss import Convention, encode, evaluate, open_data, train
 from gpq_faiss.config import preset
 from gpq_faiss.errors import DataError, GpqError, MismatchError
-from gpq_faiss.faissio.model import read_description
-from gpq_faiss.stages.evaluate import evaluate, model_name
-
-UNSEEN = "posterior (unseen-classes)"
+from gpq_faiss.stages.evaluate import model_name
 
 
 def few_steps(name, codebooks=3):
-    """A preset, shortened until it takes a second."""
+    """Return a preset, shortened until it takes a second."""
     changes = {
         "network": {"backbone": "mlp", "hidden": [16]},
         "posterior": {"networks": 2, "propagation": 0.0},
@@ -31,120 +27,120 @@ def few_steps(name, codebooks=3):
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
+    """Train three models on the same split of the digits."""
     root = tmp_path_factory.mktemp("models")
-    for name, config in (
-        ("ours", few_steps("recommended")),
-        ("gpq", few_steps("unseen-classes")),
-        ("printed", few_steps("paper")),
-        ("longer", few_steps("paper", codebooks=6)),
-    ):
+    configs = {
+        "ours": few_steps("recommended"),
+        "paper": few_steps("paper"),
+        "longer": few_steps("paper", codebooks=6),
+    }
+    for name, config in configs.items():
         train(digits(), root / name, config=config, labelled="20-per-class")
     return root
 
 
 def test_every_row_is_the_evaluation_of_that_model(models, monkeypatch):
-    """``gpq`` is a folder where there is one, since no method of that name is fitted here; ``pq``
-    is always the method."""
     monkeypatch.chdir(models)
-    Path("pq").symlink_to("gpq")
-    together = evaluate("ours", digits(), compare=["printed", "pq", "gpq", "longer", "float"])
+    together = evaluate("ours", digits(), compare=["paper", "pq", "longer", "float"])
     rows = {row["method"]: row for row in together.rows((1, 10))}
-    printed, longer = (f"gpq (paper): {name}" for name in ("printed", "longer"))
-    assert list(rows) == ["posterior", printed, "pq", UNSEEN, longer, "float"], (
-        "in the requested order"
-    )
-    for name, folder in (
-        ("posterior", "ours"),
-        (printed, "printed"),
-        (UNSEEN, "gpq"),
-        (longer, "longer"),
-    ):
+    folders = {"posterior": "ours", "gpq (paper)": "paper", "gpq (paper): longer": "longer"}
+    assert list(rows) == ["posterior", "gpq (paper)", "pq", "gpq (paper): longer", "float"]
+    for name, folder in folders.items():
         (alone,) = evaluate(folder, digits()).rows((1, 10))
         assert rows[name] == alone | {"method": name}
-    assert [row["bits"] for row in rows.values()] == [12, 12, 12, 12, 24, "-"]
-    content = together.to_dict()["compared"]
-    fingerprint = read_description(models / "gpq")["model_fingerprint"]
-    assert [content[name]["model_fingerprint"] for name in ("pq", UNSEEN)] == [None, fingerprint]
-    Path("pq").unlink()
-    alone = evaluate("ours", digits(), compare=["pq"])
-    assert {row["method"]: row for row in alone.rows((1, 10))}.items() <= rows.items()
+    assert [row["bits"] for row in rows.values()] == [12, 12, 12, 24, "-"]
+
+
+def test_method_has_priority_over_a_folder_of_its_name(models, monkeypatch):
+    monkeypatch.chdir(models)
+    shutil.copytree("paper", "pq")
+    measured = evaluate("ours", digits(), compare=["pq", "./pq"]).measured
+    assert list(measured) == ["posterior", "pq", "gpq (paper)"]
+    assert measured["pq"].model_fingerprint is None
 
 
 def test_json_and_plot_have_the_names_of_the_table(models, tmp_path):
-    result = evaluate(models / "ours", digits(), compare=[str(models / "printed"), "pq"])
-    content = result.to_dict()
-    assert [content["method"], *content["compared"]] == ["posterior", "gpq (paper)", "pq"]
-    assert content["compared"]["gpq (paper)"]["bits"] == 12
-    assert json.loads(json.dumps(content)) == content
+    result = evaluate(models / "ours", digits(), compare=[str(models / "paper"), "pq"])
+    document = result.to_dict()
+    assert [document["method"], *document["compared"]] == ["posterior", "gpq (paper)", "pq"]
+    assert document["compared"]["gpq (paper)"]["bits"] == 12
+    assert json.loads(json.dumps(document)) == document
     picture = result.draw(tmp_path / "pr.svg").read_text()
     assert all(f"{name}, 12 bits  (mAP" in picture for name in ("posterior", "gpq (paper)", "pq"))
 
 
 @pytest.mark.parametrize(
-    ("section", "change", "says"),
+    ("section", "change", "message"),
     [
         ("split", {"hash": "0" * 16, "seed": 1}, "protocol 1, seed 1"),
         ("split", {"hash": "0" * 16, "protocol": "2"}, "protocol 2, seed 0"),
-        ("split", {"hash": "0" * 16}, "protocol 1, seed 0"),
         ("data", {"fingerprint": "another"}, "protocol 1, seed 0"),
-        *(("data", nothing, None) for nothing in (None, {})),
-        *(("split", nothing, None) for nothing in ([], {"protocol": "1"})),
     ],
 )
-def test_a_model_of_another_split_or_of_none_is_refused(models, tmp_path, section, change, says):
-    bad = shutil.copytree(models / "printed", tmp_path / "bad")
-    config = json.loads((bad / "config.json").read_text())
-    (bad / "config.json").write_text(
-        json.dumps(config | {section: config[section] | change if says else change})
-    )
-    if says is None:
-        for model, compare in ((models / "ours", [str(bad)]), (bad, [])):
-            with pytest.raises(
-                DataError, match=r"bad: config\.json does not say what the model was trained on"
-            ):
-                evaluate(model, digits(), compare=compare)
-        return
-    with pytest.raises(MismatchError) as caught:
-        evaluate(models / "ours", digits(), compare=["pq", str(bad)])
-    line = str(caught.value)
-    assert line.startswith(
-        f"--compare {bad}: it was trained on other data or another split ({says})"
-    )
-    assert "train" in line.rpartition(":")[2], "what to do"
+def test_model_of_another_split_is_refused(models, tmp_path, section, change, message):
+    changed_model = shutil.copytree(models / "paper", tmp_path / "other")
+    config = json.loads((changed_model / "config.json").read_text())
+    config[section] |= change
+    (changed_model / "config.json").write_text(json.dumps(config))
+    with pytest.raises(MismatchError, match=message):
+        evaluate(models / "ours", digits(), compare=["pq", str(changed_model)])
 
 
-def test_what_is_no_row_of_its_own_is_refused(models, tmp_path):
-    for compare, message in (
-        (["pq", "pq"], "has a row already"),
-        ([f"{models}/gpq/../ours"], "has a row already"),
-        ([str(models / "gpq"), f"{models}/./gpq/"], "has a row already"),
-        (["luck"], "neither the folder of a model nor a method"),
-        (["dtq"], "gpq experiment run"),
-        ([str(tmp_path)], "is not a model folder"),
-    ):
-        with pytest.raises(GpqError, match=message):
-            evaluate(models / "ours", digits(), compare=compare)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("luck", "neither the folder of a model nor a method"),
+        ("dtq", "gpq experiment run"),
+        ("/", "is not a model folder"),
+    ],
+)
+def test_unknown_row_is_refused(models, name, message):
+    with pytest.raises(GpqError, match=message):
+        evaluate(models / "ours", digits(), compare=[name])
 
 
-def test_codes_that_are_no_database_are_refused(shop, tmp_path):
+@pytest.mark.parametrize("labels", [None, np.full(240, -1)])
+def test_codes_without_labels_are_refused(shop, tmp_path, labels):
+    data = open_data(np.load(shop.features), labels=labels)
+    codes = encode(shop.model, data, tmp_path / "codes.h5", keep_features=False)
     queries = open_data(shop.data, labels=shop.labels)
-    for labels, says in (
-        ({}, "has no labels"),
-        ({"labels": np.full(len(queries), -1), "class_names": ["0"]}, "no item has a label"),
-        ({"labels": np.zeros(len(queries), int), "class_names": ["owl"]}, "no class in common"),
-    ):
-        np.savez(tmp_path / "x.npz", features=np.load(shop.features), **labels)
-        data, how = f"features:{tmp_path}/x.npz", {"keep_features": False, "overwrite": True}
-        codes = encode(shop.model, data, tmp_path / "codes.h5", **how)
-        with pytest.raises(DataError, match=says):
-            evaluate(shop.model, queries, codes=codes)
+    with pytest.raises(DataError, match="no item has a label"):
+        evaluate(shop.model, queries, codes=codes)
 
 
-def test_a_model_is_named_by_method_and_preset():
-    for method, used, name in (
-        ("posterior", "recommended", "posterior"),
-        ("posterior", "unseen-classes", "posterior (unseen-classes)"),
-        ("gpq", "recommended", "gpq (recommended)"),
-    ):
-        assert model_name({"method": method, "config": {"preset": used}}) == name
-    assert model_name({"config": {}}) == "gpq (paper)"
+@pytest.mark.parametrize(
+    ("description", "name"),
+    [
+        ({"method": "posterior", "config": {"preset": "recommended"}}, "posterior"),
+        ({"method": "gpq", "config": {"preset": "recommended"}}, "gpq (recommended)"),
+        ({"config": {}}, "gpq (paper)"),
+    ],
+)
+def test_model_is_named_by_method_and_preset(description, name):
+    assert model_name(description) == name
+
+
+def test_trec_files_have_the_precision_of_the_evaluation(models, tmp_path):
+    result = evaluate(models / "ours", digits(), ks=(10,), convention=Convention(ties="id"))
+    paths = result.run.write(tmp_path / "run.trec", k=10)
+    assert [path.name for path in paths] == ["run.trec", "run.qrels"]
+    columns = ["query", "q0", "id", "rank", "score", "tag"]
+    run = pd.read_csv(paths[0], sep=" ", names=columns)
+    qrels = pd.read_csv(paths[1], sep=" ", names=["query", "q0", "id", "relevance"])
+    assert run.groupby("query")["rank"].apply(list).tolist() == [list(range(1, 11))] * 100
+    assert (run.groupby("query")["score"].diff().dropna() <= 0).all()
+    hits = run.merge(qrels, on=["query", "id"], how="left")["relevance"].fillna(0)
+    assert hits.mean() == pytest.approx(result.ranking.precision[10], abs=0.02)
+
+
+def test_trec_files_are_read_by_ir_measures(models, tmp_path):
+    measures = pytest.importorskip("ir_measures", reason="pip install ir-measures")
+    result = evaluate(models / "ours", digits())
+    run, qrels = result.run.write(tmp_path / "run.trec", k=10_000)
+    figures = measures.calc_aggregate(
+        [measures.AP],
+        list(measures.read_trec_qrels(str(qrels))),
+        list(measures.read_trec_run(str(run))),
+    )
+    # Other order within ties.
+    assert figures[measures.AP] == pytest.approx(result.ranking.map, abs=0.02)

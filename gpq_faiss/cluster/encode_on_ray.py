@@ -5,31 +5,26 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from ..cluster.connect import LOCAL, connected
-from ..codes.checks import check_unique
 from ..data.base import Dataset
 from ..data.open import open_data
 from ..encoder import Encoder
-from ..errors import (
-    DataError,
-    DeviceError,
-    GpqError,
-    MismatchError,
-    OutputExistsError,
-    UsageError,
-)
+from ..errors import DataError, GpqError, MismatchError, UsageError, one_line, optional
+from ..evaluation.ranking import usable_cores
 from ..files import check_output, fingerprint
-from ..progress import levels, stage
+from ..progress import levels
+from ..stages.encode import encode_rows, make_header
 from ..store.rows import RowReader, RowWriter
-from .encode import encode_rows, make_header
 
 log = logging.getLogger(__name__)
+
+LOCAL = "local"
+"""Address of a temporary cluster on this machine, which nobody can reach from another one."""
 
 
 @dataclass(frozen=True)
@@ -77,35 +72,29 @@ def encode_on_ray(
     Raises:
         DataError: unreadable items beyond the limit, no cluster, or as :func:`encode`.
         MismatchError: data that do not fit the model, or other data on a node.
-        OutputExistsError: ``out`` has shards of another run.
         UsageError: options out of range; Ray is not installed.
     """
     if min(batch_size, cluster.workers) < 0 or cluster.shard_items < 1:
         raise UsageError("--batch-size, workers and shard_items must be positive")
     opening = data if callable(data) else partial(open_data, data)
     # On the CPU: this process looks at the data only, and may have no GPU.
-    encoder, dataset = Encoder.load(model, "cpu", amp=amp), opening()
+    encoder, dataset = Encoder.load(model, amp=amp), opening()
     encoder.check(dataset)
-    check_unique(dataset.ids, dataset.name)
     size, n = batch_size or encoder.batch_size(dataset), len(dataset)
     step = -(-cluster.shard_items // size) * size
     folder = check_output(Path(out).resolve() / "codes.h5", overwrite=True).parent
     for path in folder.glob("codes-*.h5") if overwrite else ():
         path.unlink()
-    starts = range(0, n, step)
-    paths = [folder / f"codes-{start:012}.h5" for start in starts]
     shards = [
-        {"path": str(path), "start": start, "stop": min(start + step, n)}
-        for path, start in zip(paths, starts, strict=True)
+        {"path": f"{folder}/codes-{start:012}.h5", "start": start, "stop": min(start + step, n)}
+        for start in range(0, n, step)
     ]
-    with connected(cluster.address) as ray, contextlib.ExitStack() as stack:
+    with connected(cluster.address) as ray, levels(logging.ERROR, "ray", "ray.data"):
         ray.data.DataContext.get_current().enable_progress_bars = False
-        stack.enter_context(levels(logging.ERROR, "ray", "ray.data"))
         resources = ray.cluster_resources()
         gpus = int(resources.get("GPU", 0)) if device != "cpu" else 0
-        if not gpus and device.startswith("cuda"):
-            raise DeviceError(f"the cluster at {cluster.address} has no GPU: use --device cpu")
-        workers = min(cluster.workers or gpus or int(resources["CPU"]), len(shards))
+        if device.startswith("cuda") and not gpus:
+            raise UsageError(f"the cluster at {cluster.address} has no GPU: use --device cpu")
         options = {
             "folder": os.getcwd(),
             "model": (model, "cuda" if gpus else "cpu", amp),
@@ -113,6 +102,7 @@ def encode_on_ray(
             "fingerprints": (encoder.fingerprint, dataset.fingerprint),
             "batch_size": size,
         }
+        workers = min(cluster.workers or gpus or int(resources["CPU"]), len(shards))
         rows = ray.data.from_items(shards, override_num_blocks=len(shards)).map_batches(
             _ShardEncoder,
             fn_constructor_kwargs=options,
@@ -122,18 +112,51 @@ def encode_on_ray(
             num_gpus=int(gpus > 0),
         )
         unreadable = n
-        with stage("encoding", n) as encoding:
-            for row in rows.iter_rows():
-                if row["error"]:
-                    raise DataError(row["error"])
-                encoding.advance(row["stop"] - row["start"])
-                unreadable -= row["rows"]
+        for row in rows.iter_rows():
+            if row["error"]:
+                raise DataError(row["error"])
+            log.info("%s is written", row["path"])
+            unreadable -= row["rows"]
     message = f"{unreadable:,} of {n:,} images cannot be read"
     if above := dataset.above_limit(unreadable):
         raise DataError(f"{message}; {above}")
     if unreadable:
         log.warning("%s, and were left out", message)
-    return paths
+    return [Path(str(shard["path"])) for shard in shards]
+
+
+@contextlib.contextmanager
+def connected(address: str) -> Iterator[Any]:
+    """Connect to a Ray cluster for a block, and yield the module ``ray``.
+
+    An existing connection is used, whatever the address.
+
+    Raises:
+        UsageError: Ray is not installed.
+        DataError: no cluster responds.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reads it on import
+    ray = optional("ray", "the package ray is missing: pip install 'gpq-faiss[ray]'")
+    if ray.is_initialized():
+        yield ray
+        return
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    # By default Ray (tried with 2.52) listens on all interfaces, also where its cluster is this
+    # machine.
+    ray._private.ray_constants.ENABLE_RAY_CLUSTER = address != LOCAL
+    if address == LOCAL:
+        options |= {"include_dashboard": False, "num_cpus": usable_cores()}
+    try:
+        ray.init(address, **options)
+        yield ray
+    except GpqError:
+        raise
+    except Exception as error:  # Ray raises a bare Exception if its processes do not start in time
+        raise DataError(
+            f"the Ray cluster at {address} fails ({one_line(error)}): start one, or leave out --ray"
+        ) from error
+    finally:
+        ray.shutdown()
 
 
 class _ShardEncoder:
@@ -149,18 +172,17 @@ class _ShardEncoder:
         Raises:
             MismatchError: they differ from those of the process that started the run.
         """
-        options = self.options
-        os.chdir(options["folder"])
-        model, device, amp = options["model"]
-        encoder, dataset = Encoder.load(model, device, amp=amp), options["opening"]()
-        if (encoder.fingerprint, dataset.fingerprint) != options["fingerprints"]:
+        os.chdir(self.options["folder"])
+        model, device, amp = self.options["model"]
+        encoder, dataset = Encoder.load(model, device, amp=amp), self.options["opening"]()
+        if (encoder.fingerprint, dataset.fingerprint) != self.options["fingerprints"]:
             raise MismatchError(
                 f"{model} or {dataset.name} is not the same on all nodes: "
                 "every node must see the same files"
             )
         return encoder, dataset
 
-    def encode(self, path: Path, start: int, stop: int) -> int:
+    def encode(self, path: str, start: int, stop: int) -> int:
         """Write the shard of the items from ``start`` to ``stop`` unless it exists.
 
         Returns:
@@ -172,13 +194,9 @@ class _ShardEncoder:
         encoder, dataset = self.opened
         data_fingerprint = fingerprint("shard", dataset.fingerprint, str(start), str(stop))
         header = replace(make_header("codes", encoder, dataset), data_fingerprint=data_fingerprint)
-        if path.exists():
-            with RowReader(path, kind="codes") as reader:
-                if reader.header.fingerprint() == header.fingerprint():
-                    return reader.ntotal
-            raise OutputExistsError(
-                f"{path} is a shard of another run: pass --overwrite, or another --out"
-            )
+        with contextlib.suppress(DataError), RowReader(path, kind="codes") as reader:
+            if reader.header.fingerprint() == header.fingerprint():
+                return reader.ntotal
         with RowWriter(path, header) as writer:
             encode_rows(encoder, dataset, writer, self.options["batch_size"], range(start, stop))
             return writer.rows
@@ -187,11 +205,8 @@ class _ShardEncoder:
         """Encode the only shard of a batch of Ray Data, and add its number of rows or an error
         message.
         """
-        rows, error = 0, ""
         try:
-            rows = self.encode(
-                Path(batch["path"][0]), int(batch["start"][0]), int(batch["stop"][0])
-            )
-        except (GpqError, OSError) as caught:
-            error = str(caught)
-        return {**batch, "rows": [rows], "error": [error]}
+            rows, message = self.encode(*(batch[key][0] for key in ("path", "start", "stop"))), ""
+        except (GpqError, OSError) as error:
+            rows, message = 0, str(error)
+        return {**batch, "rows": [rows], "error": [message]}
