@@ -20,8 +20,7 @@ from ..data.base import Dataset
 from ..data.protocols import Split, make_split
 from ..data.reader import Reader
 from ..errors import UsageError
-from ..evaluation.grouping import distinct_rows
-from ..evaluation.scorers import ScoreFunction
+from ..evaluation.scorers import ScoreFunction, distinct_rows
 from ..methods.coders import ProductCoder
 from ..methods.measure import (
     Coded,

@@ -137,9 +137,9 @@ class Table:
 
     def text(self, form: Form, *, caption: bool = True) -> str:
         """Render the table; CSV and JSON have all digits."""
-        shown = self.caption if caption and form in ("text", "latex") else None
         headers = {"method": self.head}
-        return render(self.rows, form, headers=headers, digits=self.digits, caption=shown)
+        above = f"{self.caption}\n" if caption and form in ("text", "latex") else ""
+        return above + render(self.rows, form, headers=headers, digits=self.digits)
 
 
 def report_experiment(
