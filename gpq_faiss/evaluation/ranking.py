@@ -85,7 +85,11 @@ class RankingResult(Shown):
     def as_dict(self) -> dict[str, Any]:
         """Return everything except the values of single queries, for JSON."""
         curve = {"recall": self.pr_recall.tolist(), "precision": self.pr_precision.tolist()}
-        values = vars(self) | {"pr_curve": curve}
+        values = vars(self) | {
+            "precision": {str(k): v for k, v in self.precision.items()},
+            "recall": {str(k): v for k, v in self.recall.items()},
+            "pr_curve": curve,
+        }
         return {name: values[name] for name in values if not isinstance(values[name], np.ndarray)}
 
 

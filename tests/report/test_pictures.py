@@ -31,7 +31,7 @@ ROWS = [
 
 DRAW = {
     "curves": lambda path, **o: plot_curves(CURVES, path, **AXES, **o),
-    "bits": lambda path, **o: plot_curves(BITS, path, **AXES, title="mAP", from_zero=False, **o),
+    "bits": lambda path, **o: plot_curves(BITS, path, **AXES, title="mAP", **o),
     "gallery": lambda path, **o: save_gallery(ROWS, path, **o),
 }
 
