@@ -156,8 +156,8 @@ def render(
         flat = [dict(cell for name in names for cell in _flat(name, row.get(name))) for row in rows]
         columns = list(dict.fromkeys(name for row in flat for name in row))
         stream = io.StringIO()
-        lines = [columns, *([row.get(name) for name in columns] for row in flat)]
-        csv.writer(stream, lineterminator="\n").writerows(lines)
+        writer = csv.DictWriter(stream, columns, lineterminator="\n")
+        writer.writerows([{name: name for name in columns}, *flat])
         return stream.getvalue()
     head = [(headers or {}).get(name, name) for name in names]
     cells = [[_cell(row.get(name), digits) for name in names] for row in rows]

@@ -170,11 +170,14 @@ def _draw_points(experiment: Experiment, new_picture: NewPicture) -> None:
         for i, (run, (title, points, codewords)) in enumerate(panels):
             axes = figure.add_subplot(rows, columns, i + 1, xticks=[], yticks=[], title=title)
             if codewords is not None:
-                axes.scatter(*codewords.T, marker="*", s=110, color="#111111", zorder=3)
+                axes.scatter(
+                    codewords[:, 0], codewords[:, 1], marker="*", s=110, color="#111111", zorder=3
+                )
                 axes.set_aspect("equal")
             dense = np.unpackbits(run.arrays["vector_labels"], axis=1)
             for c, name in enumerate(run.class_names):
                 first = dense.any(axis=1) & (dense.argmax(axis=1) == c)
                 label = name if c < 20 and i == 0 else None
-                axes.scatter(*points[first].T, color=f"C{c % 10}", s=5, alpha=0.75, label=label)
+                x, y = points[first].T
+                axes.scatter(x, y, color=f"C{c % 10}", s=5, alpha=0.75, label=label)
         figure.legend(loc="outside right upper")

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 from experiment.experiments import DIGITS, small_grid
-from PIL import Image
 
 from gpq_faiss.config import preset, validate
-from gpq_faiss.data.open import open_data
 from gpq_faiss.errors import GpqError, UsageError
 from gpq_faiss.experiment.grid import (
     built_in_grids,
@@ -62,27 +60,28 @@ def test_built_in_grids_are_documented_and_valid():
 
 def test_options_change_a_grid_of_a_file(tmp_path):
     path = tmp_path / "mine.toml"
-    path.write_text(
-        'methods = ["pq", "gpq"]\nbits = [8]\nlabelled = "0.1"\n[config.training]\nsteps = 7\n'
-    )
+    path.write_text('methods = ["pq", "gpq"]\nbits = [8]\n[config.training]\nsteps = 7\n')
     grid = read_grid(path)
     assert (grid.name, grid.title, grid.bits, grid.seeds) == ("mine", "mine", (8,), (0,))
-    changed = grid.with_options(bits=(12,), seeds=None, labelled="all")
-    assert (changed.bits, changed.seeds, changed.labelled) == ((12,), (0,), "all")
-    changed = changed.with_options(settings={"training": {"learning_rate": 0.5}})
-    assert (changed.config, changed.settings) == (
+    changed = grid.with_options(bits=(12,), seeds=None)
+    assert (changed.bits, changed.seeds, changed.config) == (
+        (12,),
+        (0,),
         {"training": {"steps": 7}},
-        {"training": {"learning_rate": 0.5}},
     )
     assert grid.with_options(methods=("all",)).methods == tuple(METHODS)
     # In the order of the tables, whatever the order in the file.
     assert changed.methods_of(changed.variations[0]) == ["gpq", "pq"]
-    # An error names the file.
-    (tmp_path / "a.toml").write_text("bits = [0]")
-    (tmp_path / "b.toml").write_text("methods = [")
-    for name, message in (("a.toml", r"a\.toml: bits\.0 = 0"), ("b.toml", r"b\.toml is not TOML")):
-        with pytest.raises(GpqError, match=message):
-            read_grid(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("bits = [0]", r"a\.toml: bits\.0 = 0"), ("methods = [", r"a\.toml is not TOML")],
+)
+def test_errors_in_a_grid_name_its_file(tmp_path, text, message):
+    (tmp_path / "a.toml").write_text(text)
+    with pytest.raises(GpqError, match=message):
+        read_grid(tmp_path / "a.toml")
 
 
 @pytest.mark.parametrize(
@@ -170,35 +169,25 @@ def test_identities_differ_with_anything_that_matters(monkeypatch):
 def test_settings_are_layered():
     grid = small_grid(
         config={"loss": {"lambda2": 5.0}, "training": {"steps": 9}},
-        variation=[
-            {"name": "v", "config": {"training": {"steps": 11}}},
-            {"name": "p", "preset": "recommended"},
-            {"name": "m", "preset": "recommended", "config": {"network": {"backbone": "mlp"}}},
-        ],
+        variation=[{"name": "v", "config": {"training": {"steps": 11}}}],
     )
-    first, second, third = grid.variations
+    (variation,) = grid.variations
+    gpq, without = (
+        method_config(grid, variation, name, perceptron=True) for name in ("gpq", "gpq-h")
+    )
+    assert (gpq.loss.lambda2, gpq.training.steps) == (5.0, 11)
+    assert (without.loss.lambda1, without.loss.lambda2) == (0.0, 5.0)
 
-    def config(method, variation=first, perceptron=True):
-        return method_config(grid, variation, method, perceptron=perceptron)
 
-    assert (config("gpq").loss.lambda2, config("gpq").training.steps) == (5.0, 11)
-    assert (config("gpq-h").loss.lambda1, config("gpq-h").loss.lambda2) == (0.0, 5.0)
-    assert config("gpq-t").method == "gpq-triplet"
-    assert config("gpq", second).training.steps == 9
-    assert config("gpq", second).network.hidden == (512,)
-    assert config("gpq", second).loss == dataclasses.replace(preset("paper").loss, lambda2=5.0)
-    # Class networks are GPQ's own; the others have a perceptron where there is nothing to convolve.
-    for variation, perceptron, hidden in (
-        (second, True, (512,)),
-        (second, False, ()),
-        (third, False, (512,)),
-    ):
-        baseline = config("pqn", variation, perceptron=perceptron)
-        assert (baseline.method, baseline.network.hidden) == ("gpq", hidden)
-    # The budget is shared; what is GPQ's own is not.
-    theirs = config("pqn", second)
-    assert theirs.training == config("gpq", second).training
-    assert dataclasses.replace(theirs.loss, lambda2=0.1) == preset("paper").loss
+@pytest.mark.parametrize(("perceptron", "hidden"), [(True, (512,)), (False, ())])
+def test_baselines_share_budget_and_network_but_not_losses(perceptron, hidden):
+    grid = small_grid(preset="recommended")
+    gpq, pqn = (
+        method_config(grid, grid.variations[0], name, perceptron=perceptron)
+        for name in ("gpq", "pqn")
+    )
+    assert (pqn.training, pqn.network.hidden, pqn.method) == (gpq.training, hidden, "gpq")
+    assert pqn.loss == gpq.loss == preset("paper").loss
 
 
 def test_settings_of_the_command_apply_to_every_row():
@@ -217,17 +206,10 @@ def test_a_plan_says_how_its_number_of_runs_comes_about():
     )
 
 
-def test_cnn_f_enlarges_small_images_unless_set(tmp_path):
+def test_cnn_f_enlarges_small_images_unless_set():
     """CNN-F takes no image under 63 pixels, and those of CIFAR-10 have 32."""
-    for name, colour in (("a", 50), ("b", 200)):
-        (tmp_path / name).mkdir()
-        for i in range(6):
-            Image.new("RGB", (32, 32), (colour, 10 * i, 0)).save(tmp_path / name / f"{i}.png")
-    single = {"bits": [12], "seeds": [0], "labelled": "2-per-class", "queries": "1-per-class"}
-    grid, images = small_grid(methods=["gpq-f", "gpq"], **single), open_data(f"folder:{tmp_path}")
+    grid = small_grid(methods=["gpq-f"])
     larger = grid.with_options(settings={"network": {"image_size": 100}})
-    for asked, expected in ((grid, {"gpq-f": 224, "gpq": 0}), (larger, {"gpq-f": 100, "gpq": 100})):
-        specs, _ = plan(asked, images)
-        networks = {spec.method: spec.settings["network"] for spec in specs}
-        assert {method: network["image_size"] for method, network in networks.items()} == expected
-        assert networks["gpq-f"]["backbone"] == "cnnf"
+    for requested, size in ((grid, 224), (larger, 100)):
+        config = method_config(requested, grid.variations[0], "gpq-f", perceptron=False)
+        assert (config.network.image_size, config.network.backbone) == (size, "cnnf")

@@ -2,16 +2,13 @@
 file."""
 
 import dataclasses
-import logging
 import shutil
-import threading
-import time
+from concurrent.futures.process import BrokenProcessPool
 
 import h5py
 import numpy as np
-import psutil
 import pytest
-from experiment.experiments import DIGITS, ONE, PQ, SMALL, WHOLE, assert_same, complete, small_grid
+from experiment.experiments import DIGITS, ONE, PQ, WHOLE, assert_same, complete, small_grid
 from filelock import FileLock
 
 from gpq_faiss import open_data, rank_scores, run_experiment
@@ -92,15 +89,14 @@ def test_changed_and_overwritten_runs_are_repeated(tmp_path):
         assert run_experiment(grid, DIGITS, tmp_path, overwrite=overwrite).completed == 1
 
 
-def test_a_damaged_file_is_an_error_and_repeated(finished, tmp_path):
-    shutil.copytree(finished, tmp_path / "x")
-    path = tmp_path / "x" / "pq_12bits_seed0.h5"
-    data = path.read_bytes()
-    for damaged in (b"", data[: len(data) // 2], data[:200] + b"\0" * (len(data) - 200)):
-        path.write_bytes(damaged)
-        with pytest.raises(DataError, match="pq_12bits_seed0"):
-            read_run(path)
-    assert complete(path.parent, **WHOLE).completed == 1
+@pytest.mark.parametrize("size", [0, 200, 9000])
+def test_a_damaged_file_is_an_error_and_repeated(finished, tmp_path, size):
+    folder = shutil.copytree(finished, tmp_path / "x")
+    path = folder / "pq_12bits_seed0.h5"
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(DataError, match="pq_12bits_seed0"):
+        read_run(path)
+    assert complete(folder, **WHOLE).completed == 1
     assert_same(path, finished / path.name)
 
 
@@ -156,42 +152,20 @@ def test_foreign_and_locked_folders_are_refused(tmp_path):
 # Failures and interruptions -----------------------------------------------------------------------
 
 
-def test_an_interrupted_call_continues_with_the_missing_runs(tmp_path, monkeypatch):
-    order = []
-
-    def interrupted(spec, *args, **kwargs):
-        if order:
-            raise KeyboardInterrupt
-        order.append(spec.name)
-        return compute(spec, *args, **kwargs)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(running, "compute", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            complete(tmp_path, **PQ)
-    assert [path.stem for path in tmp_path.glob("*.h5")] == order
-    summary = complete(tmp_path, **PQ)
-    assert (summary.completed, summary.existing) == (1, 1)
-    assert not (tmp_path / ".partial").exists()
-
-
-def test_a_failed_run_does_not_stop_the_others(tmp_path, monkeypatch, caplog):
+def test_a_failed_run_does_not_stop_the_others(tmp_path, monkeypatch):
     def broken(spec, *args, **kwargs):
         if spec.bits == 24:
             raise ZeroDivisionError("a defect\nover two lines")
         return compute(spec, *args, **kwargs)
 
-    two = {"methods": ["pq", "itq"], "seeds": [0]}
-    with monkeypatch.context() as patched, caplog.at_level(logging.INFO, "gpq_faiss"):
+    with monkeypatch.context() as patched:
         patched.setattr(running, "compute", broken)
-        summary = run_experiment(small_grid(**two), DIGITS, tmp_path)
-    assert (summary.completed, set(summary.failed)) == (2, {"pq_24bits_seed0", "itq_24bits_seed0"})
+        summary = run_experiment(small_grid(**PQ), DIGITS, tmp_path)
+    assert summary.completed == 1
     reason = summary.failed["pq_24bits_seed0"]
     assert reason.startswith("ZeroDivisionError in test_run.py:")
     assert reason.endswith("a defect over two lines")
-    product = "2 methods (with variations) x 2 code lengths (12, 24 bits) x 1 seeds"
-    assert f"4 runs: {product}" in caplog.messages
-    assert complete(tmp_path, **two).completed == 2
+    assert complete(tmp_path, **PQ).completed == 1
 
 
 def test_a_split_without_database_fails_in_one_line(tmp_path):
@@ -228,19 +202,9 @@ def test_an_interrupted_training_resumes_to_the_same_file(finished, tmp_path, mo
 
 
 def test_a_killed_process_is_an_error(tmp_path, monkeypatch):
-    training = SMALL | {"steps": 100_000}
-    grid = small_grid(methods=["gpq"], seeds=[0], config={"training": training})
+    def killed(*args):
+        raise BrokenProcessPool
 
-    def kill():
-        while not list(tmp_path.glob(".partial/*/checkpoint.safetensors")):
-            time.sleep(0.02)
-        for process in psutil.Process().children():
-            if "popen_loky_posix" in " ".join(process.cmdline()):
-                process.kill()
-
-    monkeypatch.setattr(running, "CHECKPOINT_SECONDS", 0.05)
-    killer = threading.Thread(target=kill)
-    killer.start()
+    monkeypatch.setattr(running, "complete_run", killed)
     with pytest.raises(DataError, match="a process was killed"):
-        run_experiment(grid, "digits", tmp_path, jobs=2)
-    killer.join()
+        complete(tmp_path, **ONE)
