@@ -130,40 +130,6 @@ def clusters(
     return x.astype(np.float32), y
 
 
-def sums(
-    x: NDArray[Any], y: NDArray[np.integer[Any]], items: int, seed: int
-) -> tuple[Floats, NDArray[np.uint8]]:
-    """Simulate items with several labels, and return their features and multi-hot labels.
-
-    Each item is the sum of one to three rows of x, divided by the square root of their number.
-    """
-    rng, features = np.random.default_rng(seed), np.zeros((items, x.shape[1]), np.float32)
-    labels = np.zeros((items, int(y.max()) + 1), np.uint8)
-    for i in range(items):
-        rows = rng.choice(len(x), rng.integers(1, 4), replace=False)
-        labels[i, y[rows]] = 1
-        features[i] = x[rows].astype(np.float32).sum(axis=0) / len(rows) ** 0.5
-    return features, labels
-
-
-def several(
-    items: int, classes: int, width: int, spread: float
-) -> tuple[Floats, NDArray[np.uint8]]:
-    """Simulate items with one to three labels, and return their features and multi-hot labels.
-
-    Each item is the sum of the centres of its classes, divided by the square root of their number,
-    plus noise of standard deviation ``spread``.
-    """
-    rng, features = np.random.default_rng(1), np.zeros((items, width), np.float32)
-    centres, labels = rng.normal(size=(classes, width)), np.zeros((items, classes), np.uint8)
-    for i in range(items):
-        rows = rng.choice(classes, rng.integers(1, 4), replace=False)
-        labels[i, rows] = 1
-        noise = spread * rng.normal(size=width)
-        features[i] = centres[rows].sum(axis=0) / len(rows) ** 0.5 + noise
-    return features, labels
-
-
 # Measuring ----------------------------------------------------------------------------------------
 
 
