@@ -13,6 +13,7 @@ small sizes; its figures are meaningless and are marked as such.
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +33,7 @@ from common import (
     run_main,
     save,
 )
-from search import TRAINED, Codes, random_codes, trained, trained_codes
+from search import Codes, draw_codes
 
 from gpq_faiss.codes.codebooks import pad_vectors
 from gpq_faiss.errors import DataError, UsageError
@@ -134,25 +135,17 @@ def main() -> None:
     parser.add_argument("--device", default="cuda:0")
     args = parser.parse_args()
     start, device = time.perf_counter(), resolve_device(args.device)
-    names = [name for name in args.codes.split(",") if name]
-    if unknown := sorted(set(names) - {*TRAINED, "random"}):
-        raise UsageError(f"--codes {','.join(unknown)}: choose from {', '.join(TRAINED)}, random")
     results = read_results(args.out, {"groups": {}})
     results |= {"machine": describe_machine(), "rehearsal": device.type == "cpu"}
     faiss.omp_set_num_threads(torch.get_num_threads())
-    for n in args.items:
-        for name in names:
-            if time.perf_counter() - start > args.within:
-                raise UsageError(f"{name}, {n:,} items and what follows are left: run it again")
-            queries = max(CHECKED, *args.batches)
-            if name == "random":
-                Z, codes, xq = random_codes(48, n, queries)
-            else:
-                Z, codes, xq = trained_codes(trained(args.models, name), n, queries)
-            key = f"{name}/{4 * len(Z)}/{n}"
-            if key not in results["groups"]:
-                results["groups"][key] = measure(Z, codes, xq, device, args)
-                save(results, args.out, markdown)
+    for n, name in itertools.product(args.items, args.codes.split(",")):
+        if time.perf_counter() - start > args.within:
+            raise UsageError(f"{name}, {n:,} items and what follows are left: run it again")
+        Z, codes, xq = draw_codes(name, args.models, n, max(CHECKED, *args.batches))
+        key = f"{name}/{4 * len(Z)}/{n}"
+        if key not in results["groups"]:
+            results["groups"][key] = measure(Z, codes, xq, device, args)
+            save(results, args.out, markdown)
     print(args.out.with_suffix(".md"))
 
 

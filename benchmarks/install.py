@@ -24,9 +24,7 @@ ROOT = Path(__file__).parent.parent
 
 def install(folder: Path, extra: str) -> Results:
     """Install the checkout with one extra into a new environment, and return its sizes."""
-    uv = shutil.which("uv", path=str(Path(sys.executable).parent)) or shutil.which("uv")
-    if uv is None:
-        raise DataError("uv is needed: pip install uv")
+    uv = shutil.which("uv", path=str(Path(sys.executable).parent)) or "uv"
     subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, folder], check=True)
     pip: list[str | Path] = [uv, "pip", "install", "--quiet", "--python", folder / "bin" / "python"]
     subprocess.run([*pip, f"{ROOT}[{extra}]"], check=True)

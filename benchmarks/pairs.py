@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from common import Results, make_parser, numbers, publish, run_main
-from search import random_codes, trained, trained_codes
+from search import draw_codes
 
 from gpq_faiss.evaluation.tables import render
 
@@ -104,10 +104,7 @@ def main() -> None:
     results: Results = {"rows": []}
     for n in args.items:
         for name in args.codes.split(","):
-            if name == "random":
-                arrays = random_codes(48, n, BATCH)
-            else:
-                arrays = trained_codes(trained(args.models, name), n, BATCH)
+            arrays = draw_codes(name, args.models, n, BATCH)
             rows = compare({"old": args.old, "new": args.new}, arrays, args.turns)
             results["rows"] += [{"codes": name, "items": n, **row} for row in rows]
             publish(results, args.out, markdown)

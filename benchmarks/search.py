@@ -1,7 +1,7 @@
 """Speed of exact search on the CPU, compared with scans of the same codes by Faiss.
 
     python benchmarks/search.py --models FOLDER --items 100000,1000000,10000000
-    python benchmarks/search.py --codes "" --items 1000000 --bits 12,48    # random codes alone
+    python benchmarks/search.py --codes "random 12,random 48" --items 1000000
 
 Codes are those of models trained with a few labels on features of ``$GPQ_DATA`` (:data:`TRAINED`),
 and are kept in the folder ``--models``. Queries are not among the items. For any number of items,
@@ -16,7 +16,6 @@ scores. Each group is saved when it is done, and a second run computes the missi
 from __future__ import annotations
 
 import argparse
-import functools
 import itertools
 import sys
 import time
@@ -78,6 +77,8 @@ def trained(models: Path, name: str) -> Path:
     """
     out = models / name
     if not (out / "queries.npy").is_file():
+        if name not in TRAINED:
+            raise UsageError(f"no codes '{name}': choose from {', '.join(TRAINED)}, random")
         data, preset, bits, labelled = TRAINED[name]
         source = require_data(data_path(data), "", "features")
         out.mkdir(parents=True, exist_ok=True)
@@ -119,8 +120,16 @@ def random_codes(bits: int, n: int, queries: int) -> tuple[Floats, Codes, Floats
     return Z, codes, rng.standard_normal((queries, M * SUBDIM)).astype(np.float32)
 
 
-def trained_codes(folder: Path, n: int, queries: int) -> tuple[Floats, Codes, Floats]:
-    """Return codebooks, codes and query vectors of a folder made by :func:`trained`."""
+def draw_codes(name: str, models: Path, n: int, queries: int) -> tuple[Floats, Codes, Floats]:
+    """Return codebooks, codes and query vectors: ``random``, ``random 12``, or of a trained model.
+
+    Raises:
+        UsageError: there is no such model.
+    """
+    source, _, bits = name.partition(" ")
+    if source == "random":
+        return random_codes(int(bits or 48), n, queries)
+    folder = trained(models, name)
     with RowReader(folder / "codes.h5") as reader:
         Z, codes = reader.header.codebooks, np.asarray(reader.values)
     xq = np.load(folder / "queries.npy", allow_pickle=False).astype(np.float32)
@@ -196,43 +205,35 @@ def markdown(result: Results) -> str:
         "`faster`: median over rounds of FastScan's time over this one. "
         "`recall`: share of the true top k, by scores. Made by `benchmarks/search.py`.",
     ]
-    for name, rows in result["groups"].items():
-        source, bits, n = name.split("/")
-        lines += ["", f"## {source} codes, {bits} bits, {int(n):,} items", ""]
-        lines.append(render(rows, "markdown", digits=3))
+    for name, cells in result["groups"].items():
+        source, n = name.split("/")
+        lines += ["", f"## {source.split()[0]} codes, {cells['bits']} bits, {int(n):,} items", ""]
+        lines.append(render(cells["rows"], "markdown", digits=3).rstrip())
     return "\n".join(lines)
 
 
 def main() -> None:
     """Parse options, compute missing groups, write results."""
     parser = make_parser(__doc__, "search.json")
-    parser.add_argument(
-        "--codes", default="default,omniglot,paper", help="trained codes, before random ones"
-    )
+    codes = "default,omniglot,paper,random 12,random 48"
+    parser.add_argument("--codes", default=codes, help="of trained models, or random BITS")
     parser.add_argument("--models", type=Path, default=Path("models"), help="of trained codes")
     parser.add_argument("--items", type=numbers, default=(100_000, 1_000_000))
-    parser.add_argument("--bits", type=numbers, default=(12, 48), help="of random codes")
     parser.add_argument("-k", type=numbers, default=(10, 100))
     parser.add_argument("--batches", type=numbers, default=(1, 32, 1024))
     parser.add_argument("--threads", type=numbers, default=(1, 2))
     parser.add_argument("--queries", type=int, default=1024)
     args = parser.parse_args()
-    names = [name for name in args.codes.split(",") if name]
-    if unknown := sorted(set(names) - set(TRAINED)):
-        raise UsageError(f"--codes {','.join(unknown)}: names of {', '.join(TRAINED)} are expected")
     result = read_results(args.out, {"groups": {}}) | {"machine": describe_machine()}
-    for n in args.items:
-        draws = {
-            name: functools.partial(trained_codes, trained(args.models, name), n) for name in names
-        }
-        draws |= {f"random {bits}": functools.partial(random_codes, bits, n) for bits in args.bits}
-        for source, draw in draws.items():
-            Z, codes, xq = draw(args.queries)
-            name = f"{source.split()[0]}/{4 * len(Z)}/{n}"
-            if name not in result["groups"]:
-                print(name, file=sys.stderr, flush=True)
-                result["groups"][name] = group(Z, codes, xq, args)
-                save(result, args.out, markdown)
+    for n, name in itertools.product(args.items, args.codes.split(",")):
+        if f"{name}/{n}" not in result["groups"]:
+            print(f"{name}, {n:,} items", file=sys.stderr, flush=True)
+            arrays = draw_codes(name, args.models, n, args.queries)
+            result["groups"][f"{name}/{n}"] = {
+                "bits": 4 * len(arrays[0]),
+                "rows": group(*arrays, args),
+            }
+            save(result, args.out, markdown)
     print(args.out.with_suffix(".md"))
 
 
