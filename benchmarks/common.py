@@ -70,23 +70,12 @@ def require_data(value: Value | None, form: str, content: str) -> Value:
     return value
 
 
-def gpq(
-    *arguments: object, python: object = sys.executable, cwd: Path | None = None, check: bool = True
-) -> subprocess.CompletedProcess[str]:
-    """Run ``gpq -q ARGUMENTS`` in a process, with the Python of any environment.
-
-    Raises:
-        DataError: the command fails, and ``check`` is true.
-    """
-    call = [str(word) for word in (python, "-m", "gpq_cli", "-q", *arguments)]
-    names = os.environ.keys() - {"PYTHONPATH", "VIRTUAL_ENV"}
-    environment = {name: os.environ[name] for name in names}
-    process = subprocess.run(
-        call, cwd=cwd, env=environment, capture_output=True, text=True, check=False
-    )
-    if check and process.returncode:
+def gpq(*arguments: object) -> None:
+    """Run ``gpq -q ARGUMENTS`` in a process. Raises DataError: the command fails."""
+    call = [str(word) for word in (sys.executable, "-m", "gpq_cli", "-q", *arguments)]
+    process = subprocess.run(call, capture_output=True, text=True, check=False)
+    if process.returncode:
         raise DataError(f"gpq {arguments[0]}: {process.stderr.strip()[-500:]}")
-    return process
 
 
 def run_main(main: Callable[[], None]) -> None:

@@ -128,13 +128,11 @@ class Stage:
 def gpq(*arguments: str) -> bool:
     """Run ``gpq -q ARGUMENTS`` in this process, and return whether it succeeded."""
     cli = importlib.import_module("gpq_cli.main").cli
-    code: object = 0
     try:
         with contextlib.redirect_stdout(None):
-            cli(["-q", *arguments], prog_name="gpq")
+            return not cli(["-q", *arguments], prog_name="gpq", standalone_mode=True)
     except SystemExit as end:
-        code = end.code
-    return not code
+        return not end.code
 
 
 def prepare(root: Path) -> dict[str, Stage]:
