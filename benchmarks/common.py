@@ -153,9 +153,12 @@ def rank_vectors(
     coder: Coder, xq: Floats, xb: Floats, query_labels: Labels, labels: Labels, **options: Any
 ) -> RankingResult:
     """Rank all items for all queries, by the codes of the items."""
-    packed = query_labels.packed, labels.packed
     return rank_codes(
-        lambda rows, codes: coder.score(xq[rows], codes), coder.encode(xb), *packed, **options
+        lambda rows, codes: coder.score(xq[rows], codes),
+        coder.encode(xb),
+        query_labels.packed,
+        labels.packed,
+        **options,
     )
 
 

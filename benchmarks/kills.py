@@ -32,7 +32,6 @@ from typing import Any
 
 _FILE_EVENTS = ("open", "os.", "shutil.")
 _REMOVALS = ("os.remove", "os.rmdir")
-_STUCK = 600  # seconds after which the work counts as hanging
 
 
 # Killing ------------------------------------------------------------------------------------------
@@ -58,7 +57,7 @@ def run_killed(work: Callable[[], object], folder: Path, operation: int | None =
     if pid == 0:
         code = 1
         try:
-            signal.alarm(_STUCK)
+            signal.alarm(600)  # it hangs
             if operation is not None:
                 kill_at(folder, operation)
             work()

@@ -2,7 +2,7 @@
 
     python benchmarks/large.py --codes models/default --items 1000000,1000000000 --folder SCRATCH
 
-Building, opening, first and warm queries, and memory are measured. ``--codes`` names a folder that
+Building, opening, and first and warm queries are measured. ``--codes`` names a folder that
 ``search.py --models models`` has made; its codes are multiplied as in that script. An item takes 6
 bytes of disk for its code, up to 10 during the build, and about 6.5 in the end. Each size is saved
 when it is done, and a second run computes the missing ones. The best scores of two queries are
@@ -64,12 +64,6 @@ class Codes:
             yield block, np.arange(start, start + len(block))
 
 
-def private_bytes() -> int:
-    """Return the memory of this process that is not mapped from files."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("RssAnon")).split()[1]) << 10
-
-
 def times(search: Callable[[Any], Any], xq: Any, digits: int) -> str:
     """Return milliseconds per query: the median of single queries, and the mean in a batch."""
     single = [timed(partial(search, query[None]))[1] for query in xq[:SINGLE]]
@@ -97,12 +91,11 @@ def measure(folder: Path, codes: Any, Z: Any, xq: Any, n: int) -> Results:
     path, source = folder / f"{n}.lists", Codes(folder / f"{n}.codes", codes, len(Z), n)
     _, building, _ = timed(partial(write_lists, path, [source], Z))
     open_index(path).search(xq[-1:], K)  # loads the compiled loops
-    before = private_bytes()
     index, opening, _ = timed(partial(open_index, path))
     _, first, _ = timed(partial(index.search, xq[:1], K))
     index.search(xq, K)
     warm = times(partial(index.search, k=K, threads=1), xq, 3)
-    private, sample = private_bytes() - before, xq[:SINGLE]
+    sample = xq[:SINGLE]
     best, plain, _ = timed(partial(best_scores, source, Z, xq[:2]))
     truth = index.search(sample, K)[0]
     if not np.allclose(best, truth[:2], atol=1e-4):
@@ -114,7 +107,6 @@ def measure(folder: Path, codes: Any, Z: Any, xq: Any, n: int) -> Results:
         "open": f"{opening:.2f} s",
         "first query": f"{1e3 * first:.1f} ms",
         "warm queries": warm,
-        "private": f"{private / 1e6:.0f} MB",
         "IndexPQ": f"{1e3 * plain / 2:.1f}",
     }
     if n <= MOST_IN_MEMORY:
@@ -135,8 +127,7 @@ def markdown(result: Results) -> str:
         f"{machine['memory_gib']} GiB, "
         f"Faiss {machine['versions']['faiss']}; one thread, k = {K}. `index.lists` of the "
         "default's codes, mapped; its results are exact. Milliseconds a "
-        f"query: median of {SINGLE} single ones / batch of {BATCH:,}, warm. `private`: memory that "
-        "is not mapped from the file. FastScan is not exact: `recall` is the share of the true "
+        f"query: median of {SINGLE} single ones / batch of {BATCH:,}, warm. FastScan is not exact: `recall` is the share of the true "
         "ten, by scores. The best scores equal those of `IndexPQ`. Made by `benchmarks/large.py`."
         f"\n\n{render(result['rows'], 'markdown', digits=2)}"
     )

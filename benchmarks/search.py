@@ -84,12 +84,19 @@ def trained(models: Path, name: str) -> Path:
         out.mkdir(parents=True, exist_ok=True)
         x, model, items = source / "features.npy", out / "model", out / "items.npy"
         options = ["--preset", preset, "--bits", bits, "--labelled", labelled, "--seed", 0]
-        options += ["--overwrite", "--out", model]
-        gpq("train", f"features:{x}", "--labels", source / "labels.npy", *options)
+        options += ["--labels", source / "labels.npy", "--overwrite", "--out", model]
+        gpq("train", f"features:{x}", *options)
         split, features = load_split(model / "split.json"), np.load(x, allow_pickle=False)
         np.save(items, features[split.database])
-        encode = ["--no-features", "--overwrite", "--out", out / "codes.h5"]
-        gpq("encode", model, f"features:{items}", *encode)
+        gpq(
+            "encode",
+            model,
+            f"features:{items}",
+            "--no-features",
+            "--overwrite",
+            "--out",
+            out / "codes.h5",
+        )
         xq = open_encoder(model).embed(features[split.query], queries=True)[0]
         np.save(out / "queries.npy", xq)
     return out

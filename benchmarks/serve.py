@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import http.client
 import json
 import os
@@ -43,7 +42,6 @@ from gpq_faiss.serve.schemas import Settings
 from gpq_faiss.stages.train import train
 
 TOKEN = "0123456789abcdef"  # noqa: S105  (of services that live for seconds, on a loopback address)
-_START_SECONDS = 120.0
 
 
 def make_model(folder: Path, bits: int) -> Path:
@@ -82,7 +80,7 @@ def free_port() -> int:
 
 def wait_for(port: int, alive: Callable[[], bool]) -> None:
     """Wait until a service answers. Raises AssertionError: it ended, or does not answer."""
-    end = time.monotonic() + _START_SECONDS
+    end = time.monotonic() + 120
     while time.monotonic() < end:
         assert alive(), "the service ended by itself"
         with contextlib.suppress(OSError, http.client.HTTPException):
@@ -234,7 +232,7 @@ def campaign(root: Path, kills: int, *, items: int = 2000, writers: int = 8) -> 
         port, current = free_port(), {**dict.fromkeys(range(2 * items)), **built, **changed}
         pid = _fork_service(index, model, port)
         try:
-            wait_for(port, functools.partial(_is_running, pid))
+            wait_for(port, lambda pid=pid: os.waitpid(pid, os.WNOHANG)[0] == 0)  # type: ignore[misc]
             ranges = [range(n, 2 * items, writers) for n in range(writers)]
             threads = [Writer(port, {id_: current[id_] for id_ in ids}, codes) for ids in ranges]
             for thread in threads:
@@ -273,10 +271,6 @@ def _fork_service(index: Path, model: Path, port: int) -> int:
         finally:
             os._exit(1)
     return pid
-
-
-def _is_running(pid: int) -> bool:
-    return os.waitpid(pid, os.WNOHANG)[0] == 0
 
 
 # Report -------------------------------------------------------------------------------------------
