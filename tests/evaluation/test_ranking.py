@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.evaluation import ranking as ranking_module
-from gpq_faiss.evaluation.neighbour_recall import nearest, neighbour_recall, spaced_queries
+from gpq_faiss.evaluation.neighbour_recall import nearest, neighbour_recall
 from gpq_faiss.evaluation.ranking import rank_codes, rank_scores
 from gpq_faiss.evaluation.ties import RECALL_LEVELS, Convention
 
@@ -357,9 +357,3 @@ def test_neighbours_of_another_database_are_refused():
     tables, codes, *_ = problem(5)
     with pytest.raises(DataError, match="do not fit"):
         neighbour_recall(tables, codes[:5], np.full((9, 10), 7), n_queries=9)
-
-
-def test_measured_queries_are_evenly_spaced():
-    assert spaced_queries(7).tolist() == list(range(7))
-    rows = spaced_queries(1001)
-    assert (len(rows), rows[0], rows[-1], set(np.diff(rows))) == (400, 0, 1000, {2, 3})

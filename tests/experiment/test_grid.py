@@ -190,15 +190,6 @@ def test_baselines_share_budget_and_network_but_not_losses(perceptron, hidden):
     assert pqn.loss == gpq.loss == preset("paper").loss
 
 
-def test_settings_of_the_command_apply_to_every_row():
-    """Of table 2, one of whose variations sets its own number of steps."""
-    grid = read_grid("table2").with_options(settings={"training": {"steps": 50}})
-    for variation in grid.variations:
-        for method in filter(lambda name: METHODS[name].deep, grid.methods_of(variation)):
-            config = method_config(grid, variation, method, perceptron=True)
-            assert config.training.steps == 50, (variation.name, method)
-
-
 def test_a_plan_says_how_its_number_of_runs_comes_about():
     assert describe_plan(specs_of(bits=[12, 24], seeds=[0, 1])) == (
         "10 runs: 2 methods (with variations) x 2 code lengths (12, 24 bits) x 2 seeds, "

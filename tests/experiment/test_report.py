@@ -118,11 +118,6 @@ def test_requested_runs_without_a_file_are_missing(tmp_path):
     assert len(read_experiment(tmp_path).missing()) == 3
 
 
-def test_runs_of_other_settings_are_missing(tmp_path):
-    complete(tmp_path, **ONE)
-    assert missing_after_request(tmp_path, **ONE, vectors=3) == ["pq_12bits_seed0"]
-
-
 @pytest.mark.parametrize("key", ["grid", "planned", "experiment_format"])
 def test_damaged_descriptions_are_refused(finished, tmp_path, key):
     content = json.loads((finished / "experiment.json").read_text())

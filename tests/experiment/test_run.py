@@ -34,16 +34,6 @@ def test_tables_and_codes_of_a_file_give_its_ap(finished, name):
     assert run.map == pytest.approx(ranking.map, abs=1e-5)
 
 
-def test_a_run_states_settings_counts_and_machine(finished):
-    run = read_run(finished / "gpq_24bits_seed1.h5")
-    assert (run.method, run.bits, run.seed, run.variation, run.bits_kept) == ("gpq", 24, 1, "", 24)
-    assert (run.settings["training"]["steps"], run.steps) == (20, 20)
-    assert set(run.machine["versions"]) == {"gpq_faiss", "python", "numpy", "torch", "faiss"}
-    assert run.counts == {"queries": 100, "labelled": 200, "unlabelled": 1497, "database": 1497}
-    assert set(run.seconds) == {"fit", "encode", "rank"}
-    assert "expected value" in run.convention
-
-
 def test_methods_of_a_seed_share_split_and_stored_items(finished):
     names = {"vectors", "vector_rows", "top_ids", "query_rows", "database_rows"}
     run, other = (read_run(finished / f"{x}_12bits_seed1.h5", names) for x in ("gpq", "pq"))
