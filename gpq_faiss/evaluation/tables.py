@@ -54,9 +54,9 @@ class Shown:
     def _show(self, form: Format) -> tuple[str, list[str]]:
         """Return the first rows as a table, and the lines below it."""
         rows = self.rows()
-        more = [f"... and more: the first {_MAX_ROWS} rows are shown"] * (len(rows) > _MAX_ROWS)
+        note = [f"... and more: the first {_MAX_ROWS} rows are shown"] * (len(rows) > _MAX_ROWS)
         table = render(rows[:_MAX_ROWS], form, digits=4) if rows else "nothing found"
-        return table, [*more, *self.about()]
+        return table, [*note, *self.about()]
 
     def __str__(self) -> str:
         table, lines = self._show("text")

@@ -332,5 +332,5 @@ def describe_plan(specs: Sequence[RunSpec]) -> str:
         f"{len(bits)} code lengths ({', '.join(map(str, bits))} bits) x "
         f"{len({spec.seed for spec in specs})} seeds"
     )
-    rest = f", and {len(specs) - len(coded)} without codes" if len(coded) < len(specs) else ""
-    return f"{len(specs):,} runs: {product}{rest}"
+    uncoded = f", and {len(specs) - len(coded)} without codes" if len(coded) < len(specs) else ""
+    return f"{len(specs):,} runs: {product}{uncoded}"

@@ -149,7 +149,7 @@ def report_experiment(
             "runs": [line | run.model_dump(include=stated) for line, run in runs],
         }
         return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    first, *others = (
+    first, *further = (
         _HEADINGS.get(form, "").format(caption) + render(rows, form, digits=4)
         for caption, rows in tables.values()
     )
@@ -158,11 +158,11 @@ def report_experiment(
             log.warning("%s: %s", experiment.folder, notes[0])
         return first
     if form == "latex" or table is not None:
-        return "\n".join([first, *others])
+        return "\n".join([first, *further])
     title = "# " * (form == "markdown") + experiment.description.grid["title"]
     # The caption is also below the picture, since readers do not see the alternative text.
     shown = [f"![{text}]({path})\n\n{text}.\n" for text, path in (pictures or {}).items()]
-    return "\n".join([f"{title}\n", first, *(f"{note}\n" for note in notes), *others, *shown])
+    return "\n".join([f"{title}\n", first, *(f"{note}\n" for note in notes), *further, *shown])
 
 
 def tables_of(experiment: Experiment) -> dict[str, Table]:

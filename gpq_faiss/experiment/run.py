@@ -132,10 +132,10 @@ def run_experiment(
             if not (folder / f"split_{split_hash}.json").exists():
                 make_split(dataset, **arguments).save(folder / f"split_{split_hash}.json")
         planned = {name: identity for name, (_, identity) in description.planned.items()}
-        done = {name for name in planned if is_done(folder / f"{name}.h5", planned[name])}
+        finished = {name for name in planned if is_done(folder / f"{name}.h5", planned[name])}
         # What a killed process left of a finished run is not kept.
-        keep += [f"{name}-{planned[name]}" for name in planned.keys() - done]
-        todo = [spec for spec in specs if overwrite or spec.name not in done]
+        keep += [f"{name}-{planned[name]}" for name in planned.keys() - finished]
+        todo = [spec for spec in specs if overwrite or spec.name not in finished]
         summary = Summary(folder, len(specs), len(specs) - len(todo), left_out=left_out)
         results = Parallel(n_jobs=jobs, return_as="generator_unordered")(
             delayed(complete_run)(dataset, spec, folder, description.data, options) for spec in todo
