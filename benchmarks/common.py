@@ -70,23 +70,12 @@ def require_data(value: Value | None, form: str, content: str) -> Value:
     return value
 
 
-def gpq(
-    *arguments: object, python: object = sys.executable, cwd: Path | None = None, check: bool = True
-) -> subprocess.CompletedProcess[str]:
-    """Run ``gpq -q ARGUMENTS`` in a process, with the Python of any environment.
-
-    Raises:
-        DataError: the command fails, and ``check`` is true.
-    """
-    call = [str(word) for word in (python, "-m", "gpq_cli", "-q", *arguments)]
-    names = os.environ.keys() - {"PYTHONPATH", "VIRTUAL_ENV"}
-    environment = {name: os.environ[name] for name in names}
-    process = subprocess.run(
-        call, cwd=cwd, env=environment, capture_output=True, text=True, check=False
-    )
-    if check and process.returncode:
+def gpq(*arguments: object) -> None:
+    """Run ``gpq -q ARGUMENTS`` in a process. Raises DataError: the command fails."""
+    call = [str(word) for word in (sys.executable, "-m", "gpq_cli", "-q", *arguments)]
+    process = subprocess.run(call, capture_output=True, text=True, check=False)
+    if process.returncode:
         raise DataError(f"gpq {arguments[0]}: {process.stderr.strip()[-500:]}")
-    return process
 
 
 def run_main(main: Callable[[], None]) -> None:
@@ -130,40 +119,6 @@ def clusters(
     return x.astype(np.float32), y
 
 
-def sums(
-    x: NDArray[Any], y: NDArray[np.integer[Any]], items: int, seed: int
-) -> tuple[Floats, NDArray[np.uint8]]:
-    """Simulate items with several labels, and return their features and multi-hot labels.
-
-    Each item is the sum of one to three rows of x, divided by the square root of their number.
-    """
-    rng, features = np.random.default_rng(seed), np.zeros((items, x.shape[1]), np.float32)
-    labels = np.zeros((items, int(y.max()) + 1), np.uint8)
-    for i in range(items):
-        rows = rng.choice(len(x), rng.integers(1, 4), replace=False)
-        labels[i, y[rows]] = 1
-        features[i] = x[rows].astype(np.float32).sum(axis=0) / len(rows) ** 0.5
-    return features, labels
-
-
-def several(
-    items: int, classes: int, width: int, spread: float
-) -> tuple[Floats, NDArray[np.uint8]]:
-    """Simulate items with one to three labels, and return their features and multi-hot labels.
-
-    Each item is the sum of the centres of its classes, divided by the square root of their number,
-    plus noise of standard deviation ``spread``.
-    """
-    rng, features = np.random.default_rng(1), np.zeros((items, width), np.float32)
-    centres, labels = rng.normal(size=(classes, width)), np.zeros((items, classes), np.uint8)
-    for i in range(items):
-        rows = rng.choice(classes, rng.integers(1, 4), replace=False)
-        labels[i, rows] = 1
-        noise = spread * rng.normal(size=width)
-        features[i] = centres[rows].sum(axis=0) / len(rows) ** 0.5 + noise
-    return features, labels
-
-
 # Measuring ----------------------------------------------------------------------------------------
 
 
@@ -198,9 +153,12 @@ def rank_vectors(
     coder: Coder, xq: Floats, xb: Floats, query_labels: Labels, labels: Labels, **options: Any
 ) -> RankingResult:
     """Rank all items for all queries, by the codes of the items."""
-    packed = query_labels.packed, labels.packed
     return rank_codes(
-        lambda rows, codes: coder.score(xq[rows], codes), coder.encode(xb), *packed, **options
+        lambda rows, codes: coder.score(xq[rows], codes),
+        coder.encode(xb),
+        query_labels.packed,
+        labels.packed,
+        **options,
     )
 
 

@@ -36,7 +36,6 @@ from common import (
 
 from gpq_faiss.config import preset
 from gpq_faiss.data.open import open_data
-from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.evaluation.tables import render
 from gpq_faiss.stages.train import train
 from gpq_faiss.training.loop import RunOptions
@@ -61,10 +60,7 @@ def create_rows(path: Path, n: int) -> Any:
 
 def train_cost(scratch: Path, text: str) -> Results:
     """Measure a training of the size ITEMSxCLASSESxLABELS, from features to the model folder."""
-    try:
-        items, classes, labelled = (int(word) for word in text.split("x"))
-    except ValueError:
-        raise UsageError(f"--trainings {text}: write ITEMSxCLASSESxLABELS") from None
+    items, classes, labelled = map(int, text.split("x"))
     rng = np.random.default_rng(0)
     labels = np.arange(items) % classes
     centres = rng.standard_normal((classes, WIDTH)).astype(np.float32)
@@ -115,10 +111,7 @@ def encode_memory(scratch: Path, model: Path, n: int) -> Results:
     array.flush()
     encode = ["encode", model, f"features:{file}", "--out", scratch / f"codes-{n}.h5"]
     call = [sys.executable, "-c", ENCODE, *map(str, encode)]
-    process = subprocess.run(call, capture_output=True, text=True, check=False)
-    if process.returncode:
-        raise DataError(f"gpq encode: {process.stderr.strip()[-500:]}")
-    peak = int(process.stdout.split()[-1]) / 1024
+    peak = int(subprocess.check_output(call, text=True).split()[-1]) / 1024
     return {"rows": n, "peak MiB": peak, "input MiB": file.stat().st_size / 2**20}
 
 
@@ -144,12 +137,12 @@ PARTS = {
 
 def markdown(results: Results) -> str:
     """Return a table for each part."""
-    text = ["# Cost", ""]
-    for name, introduction in PARTS.items():
-        if section := results["parts"].get(name):
-            machine = f"{machine_line(section['machine'])} Command: `{section['command']}`"
-            text += [introduction, "", render(section["rows"], "markdown"), machine, ""]
-    return "\n".join(text)
+    sections = [
+        f"{PARTS[name]}\n\n{render(section['rows'], 'markdown')}\n"
+        f"{machine_line(section['machine'])} Command: `{section['command']}`\n"
+        for name, section in results["parts"].items()
+    ]
+    return "\n".join(["# Cost\n", *sections])
 
 
 def main() -> None:

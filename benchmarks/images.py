@@ -105,9 +105,8 @@ def build_classifier(
 
 def conditions(data: Dataset, options: argparse.Namespace) -> Results:
     """Return the settings that all runs of a results file share."""
-    name = Path(data.name.split(":", 1)[-1]).name
     return {
-        "data": name,
+        "data": Path(data.name.split(":", 1)[-1]).name,
         "steps": options.steps,
         "size": options.size,
         "labelled": options.labelled,
@@ -177,8 +176,7 @@ def main() -> None:
     parser.add_argument("--methods", default=",".join(NAMES), help="of posterior, gpq, classifier")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--data", help="default: folder: and the archive below $GPQ_DATA")
-    work = Path(tempfile.gettempdir()) / "gpq-images"
-    parser.add_argument("--work", type=Path, default=work)
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir(), "gpq-images"))
     parser.add_argument("--labelled", default="500-per-class")
     parser.add_argument("--size", type=int, default=0, help="pixels of a side; 0: the images' own")
     options = parser.parse_args()

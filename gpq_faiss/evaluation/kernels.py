@@ -29,10 +29,8 @@ from ..compiled import compiled
 from .ties import Floats, Ints
 
 _HIGH, _ENTRY = np.uint64(32), np.uint64((1 << 32) - 1)
-_SHIFT = np.int64(1 << 31)
 _RADIX = 11  # bits that are sorted at a time: 2,048 counters fit the L1 cache
 _DIGIT = np.uint64((1 << _RADIX) - 1)
-_TINY = np.finfo(np.float64).tiny
 _BEST, _WORST, _BY_ID = 1, 2, 3
 _IN_TOP_K, _AT_MOST_K = 1, 2
 
@@ -59,7 +57,7 @@ def sort_entries(scores: NDArray[Any], keys: NDArray[Any], buffer: NDArray[Any])
     """
     for entry in range(len(scores)):
         # Scores are moved to 0 and up, so that their bits are in their order.
-        keys[entry] = np.uint64(np.int64(scores[entry]) + _SHIFT) << _HIGH | np.uint64(entry)
+        keys[entry] = np.uint64(np.int64(scores[entry]) + (1 << 31)) << _HIGH | np.uint64(entry)
     for p in range(3):
         shift = _HIGH + np.uint64(_RADIX * p)
         ends = np.zeros((1 << _RADIX) + 1, np.uint32)
@@ -76,12 +74,12 @@ def sort_entries(scores: NDArray[Any], keys: NDArray[Any], buffer: NDArray[Any])
 
 
 @compiled
-def tie_groups(keys: NDArray[Any], hits: Ints, sizes: Ints, ties: int) -> Any:
+def tie_groups(keys: NDArray[Any], counts: Ints, ties: int) -> Any:
     """Return the tie groups with relevant items of one ranking.
 
     Args:
         keys: uint64 [U], sorted, score << 32 | entry.
-        hits, sizes: int64 [U], number of relevant items and of all items of each entry.
+        counts: int64 [2, U], number of relevant items and of all items of each entry.
         ties: order within a group. The relevant part of a group is a group in which every item is
             relevant, so the closed forms for random order apply to "best" and "worst", too. With
             "id" each entry is a group.
@@ -103,26 +101,18 @@ def tie_groups(keys: NDArray[Any], hits: Ints, sizes: Ints, ties: int) -> Any:
             groups[2, count], groups[3, count] = b, r
             count += np.uint64(r > 0)
             a, b, n, r, current = a + n, b + r, 0, 0, key >> _HIGH
-        n += sizes[key & _ENTRY]
-        r += hits[key & _ENTRY]
+        r += counts[0, key & _ENTRY]
+        n += counts[1, key & _ENTRY]
     return groups[:, :count]
 
 
 @compiled
 def _precisions(a: int, n: int, b: int, r: int, t: int, harmonic: Floats) -> Any:
     """Return the expected sum of precisions at the relevant items among the first t of a group."""
-    next_rank = a + 1.0
     # The difference of two sums of about log(a) loses precision; a single rank avoids it.
-    spread = 1.0 / next_rank if t == 1 else harmonic[a + t] - harmonic[a]
+    spread = 1.0 / (a + 1.0) if t == 1 else harmonic[a + t] - harmonic[a]
     slope = (r - 1.0) / max(n - 1.0, 1.0)
-    return ((b + 1.0 - slope * next_rank) * spread + slope * t) * r / n
-
-
-@compiled
-def _ratio(a: int, b: int, h: int, t: int, total: float, harmonic: Floats) -> Any:
-    """Return AP@k over the relevant items of the top k, h of which are in the group that is cut."""
-    inside = _precisions(a, t, b, h, t, harmonic) if h else 0.0
-    return (total + inside) / max(b + h, 1)
+    return ((b + 1.0 - slope * (a + 1.0)) * spread + slope * t) * r / n
 
 
 @compiled
@@ -130,25 +120,19 @@ def _cut_group(a: int, n: int, b: int, r: int, k: int, total: float, harmonic: F
     """Return E[AP@k / relevant items in the top k] where rank k is inside a group.
 
     ``total`` is the sum of precisions before the group. Numerator and denominator are both random:
-    the result is a sum over the hypergeometric number of relevant items above the cut, given which
-    their ranks are uniform. Its weights follow from each other, beginning with the largest.
+    the result is a sum over the hypergeometric number h of relevant items above the cut, given
+    which their ranks are uniform.
     """
     t = k - a
-    surplus = n - r - t
-    low, high = max(0, -surplus), min(r, t)
-    h = mode = min(max((t + 1) * (r + 1) // (n + 2), low), high)
-    weight, weights, value = 1.0, 0.0, 0.0
-    while h <= high:
+    scale = math.lgamma(r + 1) + math.lgamma(n - r + 1) + math.lgamma(t + 1)
+    scale += math.lgamma(n - t + 1) - math.lgamma(n + 1)
+    weights, value = 0.0, 0.0
+    for h in range(max(0, t + r - n), min(r, t) + 1):
+        ways = math.lgamma(h + 1) + math.lgamma(r - h + 1) + math.lgamma(t - h + 1)
+        weight = math.exp(scale - ways - math.lgamma(n - r - t + h + 1))
+        precisions = _precisions(a, t, b, h, t, harmonic) if h else 0.0
+        value += weight * (total + precisions) / max(b + h, 1)
         weights += weight
-        value += weight * _ratio(a, b, h, t, total, harmonic)
-        weight *= (r - h) * (t - h) / ((h + 1) * (surplus + h + 1))
-        h += 1
-    h, weight = mode, 1.0
-    while h > low:
-        weight *= h * (surplus + h) / ((r - h + 1) * (t - h + 1))
-        h -= 1
-        weights += weight
-        value += weight * _ratio(a, b, h, t, total, harmonic)
     return value / weights
 
 
@@ -168,39 +152,34 @@ def average_precision(
         total += _precisions(a, n, b, r, t, harmonic)
         hits += r * (t / n)
     divisor = hits if denominator == _IN_TOP_K else float(relevant)
-    if denominator == _AT_MOST_K:
-        divisor = min(divisor, float(k))
+    divisor = min(divisor, float(k)) if denominator == _AT_MOST_K else divisor
     return total / divisor if divisor > 0 else 0.0
 
 
 @compiled
-def hits_at(groups: Ints, ks: Ints, out: Floats) -> None:
-    """Write the expected number of relevant items among the first k ranks, for each k."""
+def curves(groups: Ints, relevant: int, ks: Ints, levels: Floats, out: Floats) -> None:
+    """Write points of the curves of a ranking to ``out``, float64 [len(ks) + L].
+
+    First the expected number of relevant items among the first k ranks, for each k. Then the
+    highest expected precision at any rank whose expected recall reaches each level. Within a group
+    the expected recall is linear and the expected precision monotone, so the maximum is at the
+    first rank that reaches the level, the end of its group, or an end of a later group. Rankings
+    without relevant items give 0.
+    """
     for i, k in enumerate(ks):
         for g in range(groups.shape[1]):
             a, n = groups[0, g], groups[1, g]
             if a >= k:
                 break
             out[i] += groups[3, g] * (min(k - a, n) / n)
-
-
-@compiled
-def interpolated_precision(groups: Ints, relevant: int, levels: Floats, out: Floats) -> None:
-    """Write the highest expected precision at any rank whose expected recall reaches each level.
-
-    Within a group the expected recall is linear and the expected precision monotone, so the maximum
-    is at the first rank that reaches the level, the end of its group, or an end of a later group.
-    Rankings without relevant items give 0.
-    """
+    needed = np.maximum(np.ceil(levels * relevant - 1e-9), 1.0)
     later, level = 0.0, len(levels) - 1
     for g in range(groups.shape[1] - 1, -1, -1):
         a, n, b, r = groups[0, g], groups[1, g], groups[2, g], groups[3, g]
-        end = (b + r) / (a + n)
-        while level >= 0:
-            target = max(levels[level] * relevant, _TINY)
-            if max(math.ceil(target - 1e-9), 1) <= b:
-                break  # reached before this group
-            rank = a + max(math.ceil(n * (target - b) / r - 1e-9), 1)
-            out[level] = max((b + r * ((rank - a) / n)) / rank, end, later)
+        later = max(later, (b + r) / (a + n))
+        while level >= 0 and b < needed[level]:
+            rank = a + max(math.ceil(n * (levels[level] * relevant - b) / r - 1e-9), 1)
+            out[len(ks) + level] = max((b + r * ((rank - a) / n)) / rank, later)
             level -= 1
-        later = max(later, end, (b + r / n) / (a + 1))
+        if n > 1:  # else the first rank is the end
+            later = max(later, (b + r / n) / (a + 1))

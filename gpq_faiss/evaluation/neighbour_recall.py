@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from .grouping import Bytes
 from .ranking import rank_codes
-from .scorers import ScoreFunction, Tables
+from .scorers import Bytes, ScoreFunction, Tables
 from .ties import Floats, Ints
 
 MAX_QUERIES = 400
@@ -84,11 +83,8 @@ def nearest(
 
 def _unit(x: NDArray[np.float32]) -> Floats:
     """Return the rows of x in float64, scaled to length 1."""
-    wide = x.astype(np.float64)
-    norms = np.sqrt(np.einsum("nd,nd->n", wide, wide))
-    norms[norms == 0] = 1
-    wide /= norms[:, None]
-    return wide
+    norms = np.linalg.norm(x.astype(np.float64), axis=1, keepdims=True)
+    return x / np.where(norms == 0, 1, norms)
 
 
 def neighbour_recall(
@@ -119,13 +115,10 @@ def neighbour_recall(
     for label, items in zip(query_labels, neighbours, strict=True):
         labels[items[items >= 0]] |= label
     recall = rank_codes(selected, codes, query_labels, labels, ks=[k]).recall[k]
-    measured = f"{len(queries):,} of {n_queries:,} queries, evenly spaced"
-    if len(queries) == n_queries:
-        measured = f"all {n_queries:,} queries"
-    definition = (
+    return NeighbourRecall(
+        recall,
+        len(queries),
         f"NN{NEAREST}@{k}: share of a query's {NEAREST} nearest items by exact cosine of the "
-        "inputs "
-        f"that are among its first {k} results, expected value over random order within ties, mean "
-        f"over {measured}"
+        f"inputs that are among its first {k} results, expected value over random order within "
+        f"ties, mean over {len(queries):,} of {n_queries:,} queries, evenly spaced",
     )
-    return NeighbourRecall(recall, len(queries), definition)

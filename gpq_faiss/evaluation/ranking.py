@@ -18,16 +18,21 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..errors import DataError, UsageError
+from ..errors import DataError
 from ..progress import stage
-from .grouping import Bytes, distinct_rows, label_rows, words_of
-from .scorers import ScoreFunction, Tables, integer_scores
+from .scorers import (
+    Bytes,
+    ScoreFunction,
+    Tables,
+    distinct_rows,
+    integer_scores,
+    label_rows,
+    words_of,
+)
 from .tables import Shown
 from .ties import RECALL_LEVELS, Convention, Denominator, Floats, Ties, check_rank, harmonic_numbers
 
 _TASK = 128  # queries per task of a thread
-_CACHE = 1 << 16  # scores per block, so that buffers fit the cache of a core
-_TOGETHER = 8  # minimum number of queries per block
 _SCORES = 1 << 22  # maximum number of scores per block
 DEFAULT = Convention()
 """mAP of the full ranking, expected value over random order within ties."""
@@ -42,7 +47,7 @@ class RankingResult(Shown):
         ap: float64 [Q], average precision of each query.
         precision, recall: k -> mean precision and mean recall of the first k ranks.
         pr_recall, pr_precision: float64 [L], recall levels of the mean precision-recall curve, and
-            its interpolated precision.
+            its interpolated precision; empty if no k was given.
         n_queries, n_database: Q, and the number of items.
         n_distinct: number of distinct codes in the database (of items, if there are no codes).
         queries_without_relevant: number of queries without any relevant item.
@@ -61,13 +66,6 @@ class RankingResult(Shown):
     queries_without_relevant: int
     convention: str
 
-    @property
-    def notes(self) -> list[str]:
-        """Remarks for the user."""
-        missing = self.queries_without_relevant
-        note = f"{missing:,} of {self.n_queries:,} queries have no relevant item and count 0"
-        return [note] if missing else []
-
     def rows(self, ks: Sequence[int] | None = None) -> list[dict[str, Any]]:
         """Return one row, for a table; ``ks`` of precision and recall (default: all)."""
         shown = [k for k in (self.precision if ks is None else ks) if k in self.precision]
@@ -80,29 +78,25 @@ class RankingResult(Shown):
             f"{self.n_queries:,} queries, {self.n_database:,} items in the database "
             f"({self.n_distinct:,} distinct codes)"
         )
-        return [size, self.convention, *self.notes]
+        missing = f"{self.queries_without_relevant:,} of {self.n_queries:,} queries"
+        notes = [f"{missing} have no relevant item and count 0"]
+        return [size, self.convention, *(notes if self.queries_without_relevant else [])]
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything except the values of single queries, for JSON."""
-        counts = ("n_queries", "n_database", "n_distinct", "queries_without_relevant")
-        return {
-            "map": self.map,
+        curve = {"recall": self.pr_recall.tolist(), "precision": self.pr_precision.tolist()}
+        values = vars(self) | {
             "precision": {str(k): v for k, v in self.precision.items()},
             "recall": {str(k): v for k, v in self.recall.items()},
-            "pr_curve": {
-                "recall": self.pr_recall.tolist(),
-                "precision": self.pr_precision.tolist(),
-            },
-            **{name: getattr(self, name) for name in (*counts, "convention", "notes")},
+            "pr_curve": curve,
         }
+        return {name: values[name] for name in values if not isinstance(values[name], np.ndarray)}
 
 
 def usable_cores() -> int:
     """Return the number of cores that this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on Linux
-        return os.cpu_count() or 1
+    is_linux = hasattr(os, "sched_getaffinity")
+    return len(os.sched_getaffinity(0)) if is_linux else os.cpu_count() or 1
 
 
 def rank_codes(
@@ -128,14 +122,15 @@ def rank_codes(
         codes: uint8 [N, W]. With tables, W = M codeword numbers below K; with a function, its
             input.
         query_labels, database_labels: class numbers or 0/1 rows, see
-            :func:`gpq_faiss.evaluation.grouping.label_rows`; unlabelled items are not relevant.
+            :func:`gpq_faiss.evaluation.scorers.label_rows`; unlabelled items are not relevant.
         convention: order of ties, k and denominator of average precision. Ids are row numbers.
-        ks: number of ranks of precision and recall.
+        ks: number of ranks of precision and recall. With any, the precision-recall curve is
+            measured too; without, average precision alone, which is faster.
         exclude: int64 [Q], a database row to leave out for each query, or -1.
         threads: number of threads, which does not change the result of score tables.
 
     Raises:
-        UsageError: a k or ``threads`` below 1, or codes of another width than the tables.
+        UsageError: a k below 1, or codes of another width than the tables.
         DataError: inconsistent shapes, codes out of range, or scores that are not finite.
 
     Examples:
@@ -147,15 +142,14 @@ def rank_codes(
     """
     for k in ks:
         check_rank(k)
-    if threads < 1:
-        raise UsageError(f"threads={threads}: it must be at least 1")
     database = _Database(scorer, codes, query_labels, database_labels, convention, exclude)
     n_queries, ranks = database.n_queries, np.array(ks, np.int64)
-    measures = np.zeros((n_queries, 2 + len(ks) + len(RECALL_LEVELS)))
+    levels = RECALL_LEVELS if ks else RECALL_LEVELS[:0]
+    measures = np.zeros((n_queries, 2 + len(ks) + len(levels)))
 
     def measure(start: int) -> int:
         rows = database.order[start : start + _TASK]
-        measures[rows] = database.measure(rows, ranks)
+        measures[rows] = database.measure(rows, ranks, levels)
         return len(rows)
 
     tasks = range(0, n_queries, _TASK)
@@ -164,14 +158,13 @@ def rank_codes(
             ranking.advance(count)
     ap, relevant, hits, curve = np.split(measures, [1, 2, 2 + len(ks)], axis=1)
     divisor = max(n_queries, 1)
-    precision = hits.sum(axis=0) / divisor / ranks
-    recall = (hits / np.maximum(relevant, 1)).sum(axis=0) / divisor
+    recall = hits / np.maximum(relevant, 1)
     return RankingResult(
-        map=float(ap[:, 0].sum() / divisor),
+        map=float(ap.sum() / divisor),
         ap=ap[:, 0].copy(),
-        precision=dict(zip(ks, precision.tolist(), strict=True)),
-        recall=dict(zip(ks, recall.tolist(), strict=True)),
-        pr_recall=RECALL_LEVELS,
+        precision=dict(zip(ks, (hits.sum(axis=0) / divisor / ranks).tolist(), strict=True)),
+        recall=dict(zip(ks, (recall.sum(axis=0) / divisor).tolist(), strict=True)),
+        pr_recall=levels,
         pr_precision=curve.sum(axis=0) / divisor,
         n_queries=n_queries,
         n_database=database.n,
@@ -236,26 +229,27 @@ class _Database:
         exclude: ArrayLike | None,
     ) -> None:
         """Check and count the database. Arguments and errors are those of :func:`rank_codes`."""
-        codes = np.asarray(codes)
-        if codes.ndim != 2 or codes.dtype != np.uint8:
-            raise DataError(f"codes must be uint8 [N, W], not {codes.dtype} {codes.shape}")
-        if not 0 < len(codes) <= 1 << 31:
-            raise DataError(f"{len(codes):,} database items: 1 to 2^31 can be ranked")
+        codes = np.ascontiguousarray(codes)
+        if codes.ndim != 2 or codes.dtype != np.uint8 or not 0 < len(codes) <= 1 << 31:
+            raise DataError(
+                f"codes must be uint8 [N, W] of 1 to 2^31 items, not {codes.dtype} {codes.shape}"
+            )
         self.n = len(codes)
         self.n_queries = len(np.atleast_1d(query_labels)) if callable(scorer) else len(scorer)
         queries = label_rows(query_labels, "query labels", self.n_queries)
         labels = label_rows(database_labels, "database labels", self.n)
-        self._exclude = np.full(self.n_queries, -1)
-        if exclude is not None:
-            self._exclude = np.asarray(exclude)
-            if self._exclude.shape != (self.n_queries,) or self._exclude.dtype.kind not in "iu":
-                raise DataError(f"exclude must be {self.n_queries:,} integers, one per query")
-        if self._exclude.min(initial=0) < -1 or self._exclude.max(initial=-1) >= self.n:
-            raise DataError(f"exclude names rows outside the database of {self.n:,}")
+        rows = np.full(self.n_queries, -1) if exclude is None else np.asarray(exclude)
+        fits = rows.shape == (self.n_queries,) and rows.dtype.kind in "iu"
+        if not fits or not ((rows >= -1) & (rows < self.n)).all():
+            raise DataError(
+                f"exclude must be {self.n_queries:,} integers: a row of the database of {self.n:,} "
+                "items for each query, or -1"
+            )
+        self._excluded = rows
         self._ties = get_args(Ties).index(convention.ties)
         self._denominator = get_args(Denominator).index(convention.denominator)
         self._k = convention.k or self.n
-        distinct, code_of = distinct_rows(np.ascontiguousarray(codes))
+        distinct, code_of = distinct_rows(codes)
         self.n_distinct = len(distinct)
         self._scores = integer_scores(scorer, distinct)
         # Entries are single items if their order decides.
@@ -275,11 +269,10 @@ class _Database:
         # Queries are sorted by label set, so that relevant items are counted once per set.
         _, self._query_set = distinct_rows(queries)
         self.order = np.argsort(self._query_set, kind="stable")
-        width = len(self._sizes)
-        self._block = max(1, min(max(_CACHE // width, _TOGETHER), _SCORES // width, 64))
+        self._block = max(1, min(16, _SCORES // len(self._sizes)))
         self._harmonic = harmonic_numbers(self.n)
 
-    def measure(self, queries: NDArray[Any], ks: NDArray[Any]) -> Floats:
+    def measure(self, queries: NDArray[Any], ks: NDArray[Any], levels: Floats) -> Floats:
         """Measure the rankings of some query rows, in their :attr:`order`.
 
         Returns:
@@ -288,11 +281,11 @@ class _Database:
         """
         from . import kernels
 
-        measures = np.zeros((len(queries), 2 + len(ks) + len(RECALL_LEVELS)))
-        hits, sizes = self._sizes, self._sizes.copy()
-        buffers = np.empty((2, len(sizes)), np.uint64)
+        measures = np.zeros((len(queries), 2 + len(ks) + len(levels)))
+        counts = np.stack([self._sizes, self._sizes])  # relevant items, and all, of each entry
+        buffers = np.empty((2, len(self._sizes)), np.uint64)
         label_set = -1
-        for i, query in enumerate(queries.tolist()):
+        for i, (query, row) in enumerate(zip(queries.tolist(), measures, strict=True)):
             if not i % self._block:
                 scores = self._scores(queries[i : i + self._block])
             if label_set != self._query_set[query]:
@@ -300,21 +293,20 @@ class _Database:
                 # The label sets that share a label with the query, and the items of each entry that
                 # have one of them.
                 relevant_sets = np.any(self._set_words & self._query_words[:, query, None], axis=0)
-                relevant_counts = self._counts * relevant_sets[self._set_of_pair]
-                hits = np.add.reduceat(relevant_counts, self._starts)
-            item = self._exclude[query]
-            entry, hit = self._entry_of[item], item >= 0 and relevant_sets[self._set_of_item[item]]
-            hits[entry] -= hit
-            sizes[entry] -= item >= 0
+                counts[0] = np.add.reduceat(
+                    self._counts * relevant_sets[self._set_of_pair], self._starts
+                )
+            item = self._excluded[query]
+            entry = self._entry_of[item]
+            removed = (item >= 0) * np.array([relevant_sets[self._set_of_item[item]], 1])
+            counts[:, entry] -= removed
             keys = kernels.sort_entries(scores[i % self._block][self._code_of], *buffers)
-            groups = kernels.tie_groups(keys, hits, sizes, self._ties)
-            row, relevant = measures[i], hits.sum()
+            groups = kernels.tie_groups(keys, counts, self._ties)
+            row[1] = relevant = counts[0].sum()
             row[0] = kernels.average_precision(
                 groups, relevant, self._harmonic, self._k, self._denominator
             )
-            row[1] = relevant
-            kernels.hits_at(groups, ks, row[2 : 2 + len(ks)])
-            kernels.interpolated_precision(groups, relevant, RECALL_LEVELS, row[2 + len(ks) :])
-            hits[entry] += hit
-            sizes[entry] += item >= 0
+            if len(ks):
+                kernels.curves(groups, relevant, ks, levels, row[2:])
+            counts[:, entry] += removed
         return measures

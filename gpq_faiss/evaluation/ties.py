@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +16,13 @@ Denominator = Literal["relevant", "relevant-in-top-k", "min(k, relevant)"]
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-_TIE_NAMES = {
+_TIES = {
     "expected": "expected value over random order within ties",
     "best": "relevant items first within ties",
     "worst": "relevant items last within ties",
     "id": "ties by id",
 }
-_DENOMINATOR_NAMES = {
+_DENOMINATORS = {
     "relevant": "all relevant items",
     "relevant-in-top-k": "the relevant items in the top k (usual in papers on hashing)",
     "min(k, relevant)": "min(k, all relevant items)",
@@ -54,7 +54,7 @@ class Convention:
     denominator: Denominator = "relevant"
 
     def __post_init__(self) -> None:
-        for name, choices in (("ties", get_args(Ties)), ("denominator", get_args(Denominator))):
+        for name, choices in (("ties", _TIES), ("denominator", _DENOMINATORS)):
             value = getattr(self, name)
             if value not in choices:
                 raise UsageError(f"{name}={value!r} is unknown: use one of {', '.join(choices)}")
@@ -67,11 +67,8 @@ class Convention:
 
     def __str__(self) -> str:
         """Describe the convention in one line."""
-        start = "mAP, full ranking"
-        if self.k is not None:
-            start = f"mAP@{self.k}, top {self.k} of the ranking"
-        denominator = _DENOMINATOR_NAMES[self.denominator]
-        return f"{start}, divided by {denominator}, {_TIE_NAMES[self.ties]}"
+        ranks = f"mAP@{self.k}, top {self.k} of the ranking" if self.k else "mAP, full ranking"
+        return f"{ranks}, divided by {_DENOMINATORS[self.denominator]}, {_TIES[self.ties]}"
 
 
 def check_rank(k: object) -> None:

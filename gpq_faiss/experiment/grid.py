@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property, reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,19 +19,28 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Le, MinLen
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from ..config import MOST_SEED, Config, preset, to_dict
-from ..data.protocols import check_protocol
+from ..config import (
+    MOST_SEED,
+    Config,
+    codebooks_for_bits,
+    preset,
+    to_dict,
+    validate,
+)
+from ..data.base import Dataset
+from ..data.protocols import check_protocol, make_split
 from ..errors import UsageError, unknown
+from ..files import fingerprint, versions
 from ..inputs import read_toml
-from ..methods.registry import METHODS, find_method, method_names
+from ..methods.measure import needs_perceptron
+from ..methods.registry import METHODS, find_method, make_method, method_names
 
+RUN_FORMAT = 2
+"""Version of the run files; part of every identity."""
+COMPUTING = ("python", "numpy", "torch", "faiss")
+"""Packages on whose versions results depend."""
 Changes = dict[str, Any]
 """Settings as in the TOML of a training: ``{"loss": {"lambda2": 0.0}}``."""
-
-_MAX_COMBINATIONS = 10_000
-# Settings for which a grid has a key -> the key.
-_GRID_KEYS = {"preset": "preset", "training.seed": "seeds", "quantizer.codebooks": "bits"}
-
 
 _STRICT = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -93,31 +103,23 @@ class Grid(BaseModel, **_STRICT):
             raise UsageError(
                 "protocol 'none': an experiment needs queries: take 1, 2, transfer or gpq-authors"
             )
-        if math.prod(map(len, self.product.values())) > _MAX_COMBINATIONS:
-            raise UsageError(f"product: more than {_MAX_COMBINATIONS:,} combinations")
-        variations = [variation.name for variation in self.variations]
-        for key, values in (
-            ("methods", self.methods),
-            ("bits", self.bits),
-            ("seeds", self.seeds),
-            ("variation", variations),
-        ):
-            if len(set(values)) < len(values):
-                raise UsageError(f"grid {self.name}: {key} has an entry twice")
+        if len({variation.name for variation in self.variations}) < len(self.variations):
+            raise UsageError(f"grid {self.name}: two variations have the same name")
         for variation in self.variations:
             for name in (*self.methods, *(variation.methods or ())):
-                if find_method(name).module == ".faiss_codec" and name not in METHODS:
-                    raise UsageError(f"{name}: compare with codecs by gpq evaluate --compare")
-            base = preset(variation.preset or self.preset)
+                if name not in method_names():
+                    raise UsageError(unknown(f"method '{name}'", name, method_names()))
             for changes in (self.config, variation.config, self.settings):
-                base.with_settings(changes)
-                for dotted, key in _GRID_KEYS.items():
-                    section, dot, setting = dotted.partition(".")
-                    if section in changes and (not dot or setting in changes[section]):
-                        raise UsageError(
-                            f"{dotted} is not changed as a setting: it follows from the grid's "
-                            f"{key}"
-                        )
+                preset(variation.preset or self.preset).with_settings(changes)
+                fixed = {"seed", "codebooks"} & {
+                    *changes.get("training", ()),
+                    *changes.get("quantizer", ()),
+                }
+                if fixed or "preset" in changes:
+                    raise UsageError(
+                        "preset, training.seed and quantizer.codebooks are not changed as "
+                        "settings: they follow from the grid's preset, seeds and bits"
+                    )
         return self
 
     def methods_of(self, variation: Variation) -> list[str]:
@@ -149,9 +151,8 @@ def read_grid(spec: str | Path) -> Grid:
         raise UsageError(
             f"no grid '{spec}': choose one of {', '.join(grids)}, or name a .toml file"
         )
-    values = read_toml(path, "a grid")
     try:
-        return grid_from({"name": path.stem, **values})
+        return grid_from({"name": path.stem, **read_toml(path, "a grid")})
     except UsageError as error:
         raise UsageError(f"{path.name}: {error}") from None
 
@@ -163,21 +164,18 @@ def grid_from(values: Mapping[str, Any]) -> Grid:
         UsageError: an unknown key, or an invalid value.
     """
     table = {"title": values["name"], **values}
-    if table.get("methods") in (["all"], ("all",)):
+    if list(table.get("methods", ())) == ["all"]:
         table["methods"] = list(METHODS)
     try:
         # Through JSON, where a list becomes a tuple and nothing else is converted.
         return Grid.model_validate_json(json.dumps(table, default=str))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        name, message = ".".join(map(str, first["loc"])), first["msg"]
-        if first["type"] == "extra_forbidden":
-            fields = (Variation if "." in name else Grid).model_fields
-            raise UsageError(unknown(f"key '{name}'", str(first["loc"][-1]), fields)) from None
-        value = repr(first["input"])[:60]
-        raise UsageError(f"{name} = {value}: {message[0].lower()}{message[1:]}") from None
-    except (TypeError, ValueError, RecursionError) as error:
-        raise UsageError(f"settings that cannot be read: {error}") from None
+    name = ".".join(map(str, first["loc"]))
+    if first["type"] == "extra_forbidden":
+        fields = (Variation if "." in name else Grid).model_fields
+        raise UsageError(unknown(f"key '{name}'", str(first["loc"][-1]), fields))
+    raise UsageError(f"{name} = {repr(first['input'])[:60]}: {first['msg'].lower()}")
 
 
 # Settings -----------------------------------------------------------------------------------------
@@ -215,8 +213,7 @@ def method_config(grid: Grid, variation: Variation, method: str, *, perceptron: 
     entry = find_method(method)
     config = preset(variation.preset or grid.preset)
     layers = (entry.changes, grid.config, variation.config, grid.settings)
-    backbone = reduce(Config.with_settings, layers, config).network.backbone
-    perceptron = perceptron or backbone == "mlp"
+    perceptron |= reduce(Config.with_settings, layers, config).network.backbone == "mlp"
     if entry.module != ".gpq":
         config = baseline_config(config, perceptron=perceptron)
     elif method == "posterior":
@@ -229,3 +226,111 @@ def method_config(grid: Grid, variation: Variation, method: str, *, perceptron: 
     if entry.convolutional and not config.network.image_size:
         config = config.with_settings({"network": {"image_size": 224}})
     return config
+
+
+# Runs ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run: a method at one code length, seed and variation of the settings, on one split.
+
+    Attributes:
+        bits: requested code length; 0 for methods without codes.
+        settings: all that determines the codes except the data: the dict of a config, or the
+            settings of an array method.
+        split_args: arguments of :func:`gpq_faiss.data.protocols.make_split`.
+        vectors: number of database items whose vectors are stored.
+        data: fingerprint of the data set.
+    """
+
+    method: str
+    bits: int
+    seed: int
+    variation: str
+    settings: Mapping[str, Any]
+    split_args: Mapping[str, Any]
+    split_hash: str
+    vectors: int
+    data: str
+
+    @property
+    def name(self) -> str:
+        """Name of the file without extension; unique in the grid."""
+        words = re.sub(r"[^a-z0-9.]+", "-", self.variation.lower()).strip("-.")[:40]
+        end = f"_{words}-{fingerprint(self.variation)[:4]}" if self.variation else ""
+        length = f"{self.bits}bits" if self.bits else "any"
+        return f"{self.method}_{length}_seed{self.seed}{end}"
+
+    @cached_property
+    def identity(self) -> str:
+        """Hash of everything that the results depend on."""
+        values = asdict(self) | {"format": RUN_FORMAT, "versions": versions(*COMPUTING)}
+        values |= {"variation": "", "split_args": {}, "revision": find_method(self.method).revision}
+        return fingerprint(json.dumps(values, sort_keys=True))
+
+
+def plan(grid: Grid, dataset: Dataset) -> tuple[list[RunSpec], dict[str, str]]:
+    """Return the runs of a grid on a data set, and method -> reason why it has no run.
+
+    Seeds are outermost, so that an interrupted grid is a complete table of fewer seeds. A run that
+    differs from an earlier one only in the name of its variation, as those of methods without
+    settings do, is left out.
+
+    Raises:
+        UsageError: invalid settings; a code length that a method does not support; a method that is
+            not installed.
+        DataError: too few items for the protocol.
+    """
+    perceptron, left_out = needs_perceptron(dataset), dict[str, str]()
+    specs: dict[str, RunSpec] = {}
+    for seed in grid.seeds:
+        split_args = grid.model_dump(include={"protocol", "labelled", "queries"}) | {"seed": seed}
+        split = make_split(dataset, **split_args)
+        pairs = itertools.product(method_names(), grid.variations)
+        for name, variation in ((name, v) for name, v in pairs if name in grid.methods_of(v)):
+            entry = find_method(name)
+            if perceptron and entry.convolutional:
+                left_out[name] = "its convolutional network is for images of more pixels"
+                continue
+            entry.load()
+            for bits in grid.bits if entry.any_length else (0,):
+                if entry.deep:
+                    config = method_config(grid, variation, name, perceptron=perceptron)
+                    M = codebooks_for_bits(bits, config.quantizer.codewords)
+                    fixed = {"quantizer": {"codebooks": M}, "training": {"seed": seed}}
+                    settings = to_dict(validate(config.with_settings(fixed)))
+                else:
+                    settings = dict(make_method(name, bits or 32, seed).settings())
+                spec = RunSpec(
+                    method=name,
+                    bits=bits,
+                    seed=seed,
+                    variation=variation.name,
+                    settings=settings,
+                    split_args=split_args,
+                    split_hash=split.hash,
+                    vectors=grid.vectors,
+                    data=dataset.fingerprint,
+                )
+                specs.setdefault(spec.identity, spec)
+    if not specs:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+        raise UsageError(f"grid {grid.name}: nothing to run ({reasons or 'no method'})")
+    return list(specs.values()), left_out
+
+
+def describe_plan(specs: Sequence[RunSpec]) -> str:
+    """Return a line that says how the number of runs comes about.
+
+    For example ``16 runs: 4 methods x 2 code lengths (12, 48 bits) x 2 seeds``.
+    """
+    coded = [spec for spec in specs if spec.bits]
+    bits = sorted({spec.bits for spec in coded})
+    product = (
+        f"{len({(spec.method, spec.variation) for spec in coded})} methods (with variations) x "
+        f"{len(bits)} code lengths ({', '.join(map(str, bits))} bits) x "
+        f"{len({spec.seed for spec in specs})} seeds"
+    )
+    uncoded = f", and {len(specs) - len(coded)} without codes" if len(coded) < len(specs) else ""
+    return f"{len(specs):,} runs: {product}{uncoded}"

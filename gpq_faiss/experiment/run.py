@@ -10,37 +10,61 @@ runs that are missing or outdated, and continues interrupted trainings from thei
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import shutil
+import time
 import traceback
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from joblib import Parallel, delayed
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
+from ..config import from_dict
 from ..data.base import Dataset
 from ..data.open import open_data
-from ..data.protocols import make_split
+from ..data.protocols import Split, make_split
+from ..data.reader import Reader
 from ..errors import DataError, GpqError, UsageError, one_line
+from ..evaluation.scorers import ScoreFunction, distinct_rows
 from ..files import check_output, unfinished
-from ..nn.device import resolve_device
+from ..methods.coders import ProductCoder
+from ..methods.measure import (
+    Coded,
+    Rows,
+    encode_blocks,
+    fit_and_encode,
+    input_neighbours,
+    native_image_size,
+)
+from ..methods.registry import find_method
+from ..methods.trainable import embed_rows
+from ..nn.device import resolve_device, torch_threads
 from ..progress import stage
-from ..training.loop import RunOptions
-from .compute import compute
-from .grid import Grid, read_grid
-from .plan import RunSpec, describe_plan, plan
+from ..training.loop import RunOptions, fit
+from .grid import Grid, RunSpec, describe_plan, plan, read_grid
 from .runs import DESCRIPTION, begin, is_done, read_run, write_run
 
 log = logging.getLogger(__name__)
 
 CHECKPOINT_SECONDS = 60.0
 """Time between checkpoints of a training."""
+KS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
+"""The k of precision and recall, up to the size of the database."""
+TOP = 1000
+"""Number of result ids stored per query."""
+MAX_CODE_BYTES = 256
+"""Maximum code size to store; longer codes (``float``) are in the data anyway."""
 
 _PARTIAL = ".partial"
+_BLOCK = 64  # queries whose results are sorted at a time
+_VECTOR_STREAM = 102  # of random numbers
 
 
 @dataclass
@@ -62,22 +86,6 @@ class Summary:
     left_out: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class RunContext:
-    """What all runs of an experiment share, sent to its processes."""
-
-    folder: Path
-    data: Any
-    data_args: Mapping[str, Any] = field(hash=False)
-    description: Mapping[str, str] = field(hash=False)
-    device: str
-    checkpoint_seconds: float
-
-    def work(self, spec: RunSpec) -> Path:
-        """Return the folder of the unfinished work of a run."""
-        return self.folder / _PARTIAL / f"{spec.name}-{spec.identity}"
-
-
 def run_experiment(
     grid: Grid | str | Path,
     data: object,
@@ -93,7 +101,7 @@ def run_experiment(
 
     Args:
         grid: a grid, the name of a built-in one, or a TOML file.
-        data: anything that :func:`gpq_faiss.open_data` accepts; several jobs need a DATA name.
+        data: anything that :func:`gpq_faiss.open_data` accepts.
         out: folder of the experiment.
         data_args: arguments of :func:`gpq_faiss.open_data`.
         device: device of networks.
@@ -109,54 +117,42 @@ def run_experiment(
     """
     if jobs < 1:
         raise UsageError(f"{jobs} jobs: it must be at least 1")
-    if jobs > 1 and not isinstance(data, str):
-        raise UsageError("several jobs open the data themselves: give its name, not a data set")
     grid = grid if isinstance(grid, Grid) else read_grid(grid)
-    resolve_device(device)
+    options = RunOptions(str(resolve_device(device)), True, checkpoint_seconds=CHECKPOINT_SECONDS)
     folder = check_output(out, overwrite=True, folder=True)
     if folder.exists() and not (folder / DESCRIPTION).exists() and any(folder.glob("[!.]*")):
         raise DataError(f"{folder} holds something other than an experiment: choose another --out")
     dataset = open_data(data, **(data_args or {}))
     specs, left_out = plan(grid, dataset)
     log.info(describe_plan(specs))
-    for name, reason in left_out.items():
-        log.info("%s is left out: %s", name, reason)
     keep: list[str] = []
     with unfinished(folder / _PARTIAL, folder, keep=keep):
         description = begin(folder, grid, dataset, specs, left_out, data_name)
-        keep += [f"{name}-{identity}" for name, (_, identity) in description.planned.items()]
-        context = RunContext(
-            folder, data, data_args or {}, description.data, device, CHECKPOINT_SECONDS
-        )
-        todo = []
-        for spec in specs:
-            split = folder / f"split_{spec.split_hash}.json"
-            if not split.exists():
-                make_split(dataset, **spec.split_args).save(split)
-            if overwrite or not is_done(folder / f"{spec.name}.h5", spec):
-                todo.append(spec)
-            else:  # the process may have been killed before it removed this
-                shutil.rmtree(context.work(spec), ignore_errors=True)
+        for split_hash, arguments in {spec.split_hash: spec.split_args for spec in specs}.items():
+            if not (folder / f"split_{split_hash}.json").exists():
+                make_split(dataset, **arguments).save(folder / f"split_{split_hash}.json")
+        planned = {name: identity for name, (_, identity) in description.planned.items()}
+        finished = {name for name in planned if is_done(folder / f"{name}.h5", planned[name])}
+        # What a killed process left of a finished run is not kept.
+        keep += [f"{name}-{planned[name]}" for name in planned.keys() - finished]
+        todo = [spec for spec in specs if overwrite or spec.name not in finished]
         summary = Summary(folder, len(specs), len(specs) - len(todo), left_out=left_out)
-        results: Generator[tuple[str, str]] = (
-            (spec.name, complete_run(context, dataset, spec)) for spec in todo
+        results = Parallel(n_jobs=jobs, return_as="generator_unordered")(
+            delayed(complete_run)(dataset, spec, folder, description.data, options) for spec in todo
         )
-        if jobs > 1 and len(todo) > 1:
-            processes = Parallel(n_jobs=jobs, return_as="generator_unordered")
-            results = processes(delayed(_complete_in_process)(context, spec) for spec in todo)
-        progress = stage(grid.name, len(specs), "run", done=summary.existing)
         try:
-            with contextlib.closing(results), progress as runs:
+            with (
+                contextlib.closing(results),
+                stage(grid.name, len(specs), "run", done=summary.existing) as runs,
+            ):
                 for name, failure in results:
                     runs.advance()
                     if failure:
                         summary.failed[name] = failure
                         log.warning("%s failed: %s", name, failure)
-                        continue
-                    summary.completed += 1
-                    run = read_run(folder / f"{name}.h5")
-                    seconds = ", ".join(f"{k} {v:.1f} s" for k, v in run.seconds.items())
-                    log.info("%s: mAP %.4f (%s)", name, run.map, seconds)
+                    else:
+                        summary.completed += 1
+                        log.info("%s: mAP %.4f", name, read_run(folder / f"{name}.h5").map)
         except BrokenProcessPool:
             raise DataError(
                 f"{folder}: a process was killed (out of memory?): run the same command again, "
@@ -165,32 +161,165 @@ def run_experiment(
     return summary
 
 
-def complete_run(context: RunContext, dataset: Dataset, spec: RunSpec) -> str:
+def complete_run(
+    dataset: Dataset, spec: RunSpec, folder: Path, data: Mapping[str, str], options: RunOptions
+) -> tuple[str, str]:
     """Execute one run and write its file.
 
-    Returns why it failed, empty if it did not; only signals are raised.
+    Args:
+        data: description of the data, of :class:`.runs.Description`.
+
+    Returns:
+        The name of the run, and why it failed, empty if it did not; only signals are raised.
     """
-    work = context.work(spec)
+    work, failure = folder / _PARTIAL / f"{spec.name}-{spec.identity}", ""
     try:
-        device = str(resolve_device(context.device))
-        options = RunOptions(device, True, checkpoint_seconds=context.checkpoint_seconds)
         arrays, measured = compute(spec, dataset, work, options)
-        path = context.folder / f"{spec.name}.h5"
-        write_run(path, spec, context.description, arrays, measured)
+        write_run(folder / f"{spec.name}.h5", spec, data, arrays, measured)
         shutil.rmtree(work, ignore_errors=True)
     except GpqError as error:
-        return one_line(error, 500)
+        failure = one_line(error, 500)
     except Exception as error:  # a defect of one method must not stop the others
         last = traceback.extract_tb(error.__traceback__)[-1]
-        line = f"{Path(last.filename).name}:{last.lineno}"
-        return f"{type(error).__name__} in {line}: {one_line(error, 500)}"
-    return ""
+        failure = f"{type(error).__name__} in {Path(last.filename).name}:{last.lineno}: "
+        failure += one_line(error, 500)
+    return spec.name, failure
 
 
-@functools.cache
-def _open_once(context: RunContext) -> Dataset:
-    return open_data(context.data, **context.data_args)
+# One run ------------------------------------------------------------------------------------------
 
 
-def _complete_in_process(context: RunContext, spec: RunSpec) -> tuple[str, str]:
-    return spec.name, complete_run(context, _open_once(context), spec)
+def compute(
+    spec: RunSpec, dataset: Dataset, work: Path, options: RunOptions
+) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """Train a method, encode the database, rank it for every query, and measure the ranking.
+
+    Args:
+        work: the folder for checkpoints of a training, which is resumed if there are any.
+
+    Returns:
+        The arrays of the file, enough to rank again under another convention, and its measured
+        attributes.
+
+    Raises:
+        GpqError: the split is empty, or the method cannot be fitted or applied.
+    """
+    split = make_split(dataset, **spec.split_args)
+    if not len(split.query) or not len(split.database):
+        raise UsageError(
+            f"{dataset.name}: labelled {spec.split_args['labelled']} leaves {len(split.query):,} "
+            f"queries and {len(split.database):,} items to search: label fewer"
+        )
+    labels, image_size = dataset.require_labels(), native_image_size(dataset)
+    # Items whose vectors are stored, the same for all methods of a seed.
+    random = np.random.default_rng([spec.seed, _VECTOR_STREAM])
+    keep = random.permutation(split.database)[: spec.vectors]
+    # On one thread concurrent runs do not compete, and sums have a fixed order.
+    with torch_threads(1), threadpool_limits(1):
+        if find_method(spec.method).deep:
+            coded = _train_and_encode(spec, dataset, split, work, options, keep)
+        else:
+            coded = fit_and_encode(
+                spec.method,
+                spec.bits or 32,
+                spec.seed,
+                dataset,
+                split,
+                image_size=image_size,
+                queries=split.query,
+                database=split.database,
+                keep=keep,
+            )
+        start = time.perf_counter()
+        ranking = coded.rank(labels, ks=KS)
+        rank_seconds = time.perf_counter() - start
+        recall = coded.neighbour_recall(
+            input_neighbours(dataset, image_size, coded.query_rows, coded.base_rows)
+        )
+    attributes = {
+        "bits_kept": coded.coder.bits + coded.coder.extra_bits,
+        "map": ranking.map,
+        "convention": ranking.convention,
+        "neighbour_recall": None if recall is None else vars(recall),
+        "queries_without_relevant": ranking.queries_without_relevant,
+        "distinct_codes": ranking.n_distinct,
+        "seconds": {
+            "fit": round(coded.fit_seconds, 3),
+            "encode": round(coded.encode_seconds, 3),
+            "rank": round(rank_seconds, 3),
+        },
+        "counts": {
+            "queries": len(coded.query_rows),
+            "labelled": len(split.labelled),
+            "unlabelled": len(split.unlabelled),
+            "database": len(coded.base_rows),
+        },
+        "seen_classes": None if split.seen_classes is None else list(split.seen_classes),
+        **coded.extra,
+        "class_names": list(labels.class_names),
+    }
+    top = top_rows(coded.score, coded.codes, len(coded.query_rows), TOP)
+    arrays = {
+        "ap": ranking.ap,
+        "ks": np.array(list(ranking.precision), np.int64),
+        "precision": np.array(list(ranking.precision.values())),
+        "recall": np.array(list(ranking.recall.values())),
+        "pr_recall": ranking.pr_recall,
+        "pr_precision": ranking.pr_precision,
+        "top_ids": dataset.ids[coded.base_rows[top]],
+    }
+    sides = {"query": coded.query_rows, "database": coded.base_rows, "vector": coded.vector_rows}
+    for side, rows in sides.items():
+        arrays |= {f"{side}_rows": rows, f"{side}_ids": dataset.ids[rows]}
+        arrays[f"{side}_labels"] = labels.take(rows).packed
+    # LOPQ has other tables in every inverted list; its runs are ranked again by the method alone.
+    if isinstance(tables := coded.scorer[0], np.ndarray):
+        arrays["tables"] = tables
+    if coded.codes.shape[1] <= MAX_CODE_BYTES:
+        arrays["codes"] = coded.codes
+    if spec.vectors:
+        arrays["vectors"] = coded.vectors
+    if isinstance(coded.coder, ProductCoder):
+        arrays["codebooks"] = coded.coder.codebooks
+    return arrays, attributes
+
+
+def _train_and_encode(
+    spec: RunSpec, dataset: Dataset, split: Split, work: Path, options: RunOptions, keep: Rows
+) -> Coded:
+    """Train a network, and encode queries and database by its vectors and its coder."""
+    device = torch.device(options.device)
+    fitted = fit(
+        find_method(spec.method).load(),
+        dataset,
+        split,
+        from_dict(dict(spec.settings)),
+        folder=work,
+        identity=f"{spec.identity} {device.type}",
+        options=options,
+    )
+    start = time.perf_counter()
+    method, coder = fitted.method, fitted.method.coder()
+    with Reader(dataset, fitted.reader.image_size) as reader:
+        reader.preload()
+        xq, queries = embed_rows(method, reader, split.query, device, queries=True)
+        encoded = encode_blocks(
+            coder,
+            split.database,
+            lambda rows: embed_rows(method, reader, rows, device),
+            keep,
+        )
+    encoded["encode_seconds"] = time.perf_counter() - start  # with the time of the network
+    seconds, extra = fitted.run.seconds, {"steps": fitted.run.step}
+    return Coded(coder, queries, xq=xq, fit_seconds=seconds, extra=extra, **encoded)
+
+
+def top_rows(score: ScoreFunction, codes: NDArray[np.uint8], n_queries: int, k: int) -> Rows:
+    """Return the database rows of the k best items of every query, int64 [Q, min(k, N)].
+
+    ``score`` is a score function of distinct codes; ties go by row.
+    """
+    distinct, code_of = distinct_rows(np.ascontiguousarray(codes))
+    blocks = np.split(np.arange(n_queries), range(_BLOCK, n_queries, _BLOCK))
+    scores = (score(queries, distinct)[:, code_of] for queries in blocks)
+    return np.concatenate([np.argsort(-s, axis=1, kind="stable")[:, :k] for s in scores])

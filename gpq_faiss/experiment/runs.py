@@ -12,6 +12,7 @@ dataset                type                     meaning
 ``pr_recall``          float64 [L]              recall levels of the mean ``pr_precision``
 ``query_*``            [Q], [Q, ceil(C/8)]      ``rows`` in the data, ``ids``, packed ``labels``
 ``database_*``         [N], [N, ceil(C/8)]      the same for the database
+``vector_*``           [n], [n, ceil(C/8)]      the same for the items of ``vectors``
 ``codes``              uint8 [N, W]             as packed by Faiss (not for methods without codes)
 ``tables``             float32 [Q, M, K]        score of each codeword for each query; an item has
                                                 the sum over its code
@@ -29,23 +30,20 @@ import platform
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import faiss
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, Json, ValidationError
 
-from ..config import from_dict
 from ..data.base import Dataset
-from ..errors import DataError, MismatchError, UsageError
+from ..errors import DataError, MismatchError
 from ..evaluation.neighbour_recall import NeighbourRecall
 from ..evaluation.ranking import usable_cores
 from ..files import read_json, versions, write_json
 from ..store.hdf5 import read_arrays, write_arrays
-from .grid import Grid
-from .plan import COMPUTING, RUN_FORMAT, RunSpec
+from .grid import COMPUTING, RUN_FORMAT, Grid, RunSpec
 
 DESCRIPTION = "experiment.json"
 CONTENT = "a run of gpq experiment"
@@ -53,6 +51,7 @@ MEASURES = ("ap", "ks", "precision", "recall", "pr_recall", "pr_precision")
 """Names of the arrays with measures."""
 _FIXED = ("name", "protocol", "labelled", "queries", "preset", "config", "settings")
 """Keys of the grid that all runs of a folder share."""
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class Run(BaseModel, strict=True, arbitrary_types_allowed=True):
@@ -66,7 +65,6 @@ class Run(BaseModel, strict=True, arbitrary_types_allowed=True):
         steps: number of training steps, 0 for methods that are not trained.
     """
 
-    kind: Literal["run"]
     format_version: Literal[2]
     method: str
     bits: int
@@ -99,14 +97,20 @@ def write_run(
 
     Args:
         data: description of the data, of :class:`Description`.
-        arrays, measured: from :func:`.compute.compute`.
+        arrays, measured: from :func:`.run.compute`.
     """
-    stated = ("method", "bits", "seed", "variation", "identity", "settings", "split_hash")
     attributes = {
         "kind": "run",
         "format_version": RUN_FORMAT,
-        **{name: getattr(spec, name) for name in stated},
-        **{name: spec.split_args[name] for name in ("protocol", "labelled")},
+        "method": spec.method,
+        "bits": spec.bits,
+        "seed": spec.seed,
+        "variation": spec.variation,
+        "identity": spec.identity,
+        "settings": spec.settings,
+        "split_hash": spec.split_hash,
+        "protocol": spec.split_args["protocol"],
+        "labelled": spec.split_args["labelled"],
         "data": dict(data),
         "machine": describe_machine(),
         **measured,
@@ -121,30 +125,26 @@ def read_run(path: str | Path, names: Collection[str] = MEASURES) -> Run:
     Raises:
         DataError: the file is missing, damaged, or of another version.
     """
-    path = Path(path)
-    arrays, attributes = read_arrays(path, CONTENT, {*names, "ap"})
-    wrong = "ap"
+    arrays, attributes = read_arrays(path, CONTENT, names)
+    values = {**attributes, "path": Path(path), "arrays": arrays}
+    return _validated(Run, values, f"{path} is not {CONTENT}", "delete it and run it again")
+
+
+def _validated(model: type[Model], values: Any, subject: str, remedy: str) -> Model:
+    """Return what a file holds. Raises DataError: a value is missing or wrong."""
     try:
-        run = Run.model_validate({**attributes, "path": path, "arrays": arrays})
-        ap = arrays.get("ap", np.empty(0))
-        if ap.shape == (run.counts.get("queries"),) and abs(float(ap.mean()) - run.map) < 1e-9:
-            if "training" in run.settings:
-                from_dict(run.settings)
-            return run
+        return model.model_validate(values)
     except ValidationError as error:
-        wrong = str(error.errors()[0]["loc"][0])
-    except UsageError:
-        wrong = "settings"
-    raise DataError(
-        f"{path} is not {CONTENT} of this version, or damaged ({wrong!r} is missing or wrong): "
-        "delete it and run it again"
-    )
+        wrong = ".".join(map(str, error.errors()[0]["loc"]))
+        raise DataError(
+            f"{subject} of this version, or it is damaged ({wrong!r} is missing or wrong): {remedy}"
+        ) from None
 
 
-def is_done(path: Path, spec: RunSpec) -> bool:
+def is_done(path: Path, identity: str) -> bool:
     """Return whether a run has an undamaged file of its identity."""
     try:
-        return path.exists() and read_run(path).identity == spec.identity
+        return path.exists() and read_run(path).identity == identity
     except DataError:
         return False
 
@@ -164,7 +164,7 @@ class Description(BaseModel, strict=True):
             known.
     """
 
-    experiment_format: Literal[3] = 3
+    experiment_format: Literal[3]
     grid: dict[str, Any]
     data: dict[str, str]
     variations: list[str]
@@ -180,15 +180,7 @@ def read_description(folder: str | Path) -> Description:
     """
     path = Path(folder) / DESCRIPTION
     content = read_json(path, "an experiment (gpq experiment run makes one)")
-    try:
-        content = content if isinstance(content, dict) else {}
-        return Description.model_validate({"experiment_format": None, **content})
-    except ValidationError as error:
-        wrong = str(error.errors()[0]["loc"][0])
-        raise DataError(
-            f"{path} is damaged or of another version ({wrong!r} is missing or wrong): choose "
-            "another folder"
-        ) from None
+    return _validated(Description, content, f"{path} is not an experiment", "choose another folder")
 
 
 def begin(
@@ -206,10 +198,10 @@ def begin(
     Raises:
         MismatchError: the folder holds another experiment.
     """
-    form, _, path = dataset.name.partition(":")
     # Names have no folders, which differ between machines.
-    name = data_name or (f"{form}:{Path(path).name}" if path else Path(form).name)
+    name = data_name or re.sub(r"[^:]*/", "", dataset.name)
     description = Description(
+        experiment_format=3,
         grid=grid.model_dump(mode="json", exclude={"variation", "product"}),
         data={"name": name, "fingerprint": dataset.fingerprint, "kind": dataset.kind},
         variations=[variation.name for variation in grid.variations],
@@ -218,18 +210,14 @@ def begin(
     )
     if (folder / DESCRIPTION).exists():
         earlier = read_description(folder)
-        for key in _FIXED:
-            old, new = (it.grid.get(key) or "unset" for it in (earlier, description))
+        fixed = {key: (earlier.grid.get(key), description.grid.get(key)) for key in _FIXED}
+        fixed["data"] = earlier.data["fingerprint"], dataset.fingerprint
+        for key, (old, new) in fixed.items():
             if old != new:
                 raise MismatchError(
-                    f"{folder} holds an experiment with {key} {old}, not {new}: choose another "
-                    "--out"
+                    f"{folder} holds an experiment with {key} {old or 'unset'}, not "
+                    f"{new or 'unset'}: choose another --out"
                 )
-        if earlier.data["fingerprint"] != dataset.fingerprint:
-            raise MismatchError(
-                f"{folder} holds runs on {earlier.data['name']}, and these data differ: choose "
-                "another --out"
-            )
         # Variations that are no longer in the grid are not expected.
         planned = {k: v for k, v in earlier.planned.items() if v[0] in description.variations}
         description.planned = planned | description.planned
@@ -246,19 +234,16 @@ def describe_machine() -> dict[str, Any]:
 
     There are no host names and no paths in it.
     """
-    cpu, system, memory = platform.processor() or platform.machine(), platform.system(), None
-    with contextlib.suppress(OSError, AttributeError, ValueError, TypeError):  # only on Linux
-        memory = round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
+    cpu, system = platform.processor() or platform.machine(), platform.system()
+    with contextlib.suppress(OSError, IndexError):  # only on Linux
         system = platform.freedesktop_os_release()["PRETTY_NAME"]
-        pattern = re.compile(r"^model name\s*:\s*(.*)", re.MULTILINE)
-        cpu = pattern.search(Path("/proc/cpuinfo").read_text())[1]  # type: ignore[index]
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        cpu = re.findall(r"(?m)^model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())[0]
     return {
         "cpu": cpu,
         "cores": usable_cores(),
-        "memory_gib": memory,
+        "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
         "os": system,
-        "gpu": ", ".join(gpus) or None,
+        "gpu": ", ".join(map(torch.cuda.get_device_name, range(torch.cuda.device_count()))) or None,
         "threads": {"torch": torch.get_num_threads(), "faiss": faiss.omp_get_max_threads()},
         "versions": versions(*COMPUTING),
     }
@@ -266,9 +251,9 @@ def describe_machine() -> dict[str, Any]:
 
 def machine_line(machine: Mapping[str, Any]) -> str:
     """Describe a machine and the versions on it in a sentence."""
-    libraries = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     return (
         f"Machine: {machine['cpu']}, {machine['cores']} cores ({machine['threads']['torch']} "
-        "used), "
-        f"{machine['memory_gib']} GiB, {machine['gpu'] or 'no GPU'}, {machine['os']}; {libraries}."
+        f"used), {machine['memory_gib']} GiB, {machine['gpu'] or 'no GPU'}, {machine['os']}; "
+        + ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+        + "."
     )

@@ -44,35 +44,19 @@ def save_gallery(
     if not rows:
         raise DataError("no queries to draw: give one at least")
     columns = max(map(len, rows))
-    width, height = 0.3 + columns * (_CELL + 0.1), 0.5 + len(rows) * (_CELL + _CAPTION)
-    with picture(out, width, height, overwrite=overwrite, dpi=150, layout=None) as figure:
-        grid = figure.subplots(len(rows), columns, squeeze=False)
-        figure.subplots_adjust(
-            left=0.1 / width,
-            bottom=(0.26 + _CAPTION) / height,
-            right=1 - 0.1 / width,
-            top=1 - 0.24 / height,
-            wspace=0.1 / _CELL,
-            hspace=_CAPTION / _CELL,
-        )
-        for axes in grid.flat:
-            axes.set(xticks=[], yticks=[])
-            axes.grid(visible=False)
-            axes.set_axis_off()
-        for axes, head in zip(grid[0], ("query", *map(str, range(1, columns))), strict=True):
-            axes.set_title(head, fontsize=8.5, color="#333333", loc="center", pad=4)
-        for row, row_axes in zip(rows, grid, strict=True):
-            for axes, (image, caption, relevant) in zip(row_axes, row, strict=False):
+    size = 0.3 + columns * (_CELL + 0.1), 0.5 + len(rows) * (_CELL + _CAPTION)
+    with picture(out, *size, overwrite=overwrite, dpi=150) as figure:
+        for i, row in enumerate(rows):
+            for j, (image, caption, relevant) in enumerate(row):
+                axes = figure.add_subplot(len(rows), columns, i * columns + j + 1)
                 smoothing = "nearest" if max(image.shape[:2]) < _SMALL else "antialiased"
                 axes.imshow(image, cmap="gray", vmin=0, vmax=255, interpolation=smoothing)
-                axes.set_axis_on()
-                is_query = axes is row_axes[0]
-                colour, line = ("#222222", 0.9) if is_query else (_FRAMES[relevant], 2.2)
+                axes.set(xticks=[], yticks=[])
+                colour, line = (_FRAMES[relevant], 2.2) if j else ("#222222", 0.9)
                 axes.spines[:].set(visible=True, color=colour, linewidth=line)
-                short = caption if len(caption) <= 14 else caption[:13].rstrip() + "…"
-                axes.set_xlabel(short, fontsize=7.5, color="#333333", labelpad=3)
+                axes.set_xlabel(caption[:14], fontsize=7.5, color="#333333", labelpad=3)
+                if i == 0:
+                    axes.set_title(str(j or "query"), fontsize=8.5, loc="center", pad=4)
         if any(cell.relevant is not None for row in rows for cell in row):
-            for relevant, text, x in ((True, "relevant", 1.1), (False, "not relevant", 2.0)):
-                position = x / width, 0.1 / height
-                figure.text(*position, f"□ {text}", fontsize=8, color=_FRAMES[relevant])
+            figure.supxlabel("green: relevant, red: not relevant", fontsize=8)
     return Path(out)

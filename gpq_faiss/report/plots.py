@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -31,11 +31,12 @@ _STYLE: dict[Any, Any] = {
     **{"xtick.labelsize": 9, "ytick.labelsize": 9, "legend.frameon": False, "legend.fontsize": 8.5},
     "svg.hashsalt": "gpq",  # without one, ids inside an SVG are random
 }
-_DATES: dict[str, dict[str, Any]] = {
-    "svg": {"Date": None},
-    "pdf": {"CreationDate": None},
-    "png": {},
+_FORMATS: dict[str, dict[str, Any]] = {
+    ".svg": {"Date": None},
+    ".pdf": {"CreationDate": None},
+    ".png": {},
 }
+"""Extension -> metadata that would differ each time."""
 
 
 def check_picture(out: str | Path, *, overwrite: bool) -> Path:
@@ -47,7 +48,7 @@ def check_picture(out: str | Path, *, overwrite: bool) -> Path:
         DataError: the file cannot be written.
     """
     path = Path(out)
-    if path.suffix.lower().lstrip(".") not in _DATES:
+    if path.suffix.lower() not in _FORMATS:
         raise UsageError(f"{path}: a picture must be .png, .svg or .pdf")
     return check_output(path, overwrite=overwrite)
 
@@ -60,7 +61,6 @@ def picture(
     *,
     overwrite: bool = False,
     dpi: int = 160,
-    layout: Literal["constrained"] | None = "constrained",
 ) -> Iterator[Figure]:
     """Yield a figure of this size in inches, and write it at the end.
 
@@ -75,12 +75,16 @@ def picture(
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    form = path.suffix.lower().lstrip(".")
     with rc_context(_STYLE):
-        figure = Figure(figsize=(width, height), facecolor="white", layout=layout)
+        figure = Figure(figsize=(width, height), facecolor="white", layout="constrained")
         yield figure
         with atomic_path(path) as temporary:
-            figure.savefig(temporary, format=form, dpi=dpi, metadata=_DATES[form])
+            figure.savefig(
+                temporary,
+                format=path.suffix.lower()[1:],
+                dpi=dpi,
+                metadata=_FORMATS[path.suffix.lower()],
+            )
 
 
 def plot_curves(
@@ -91,15 +95,13 @@ def plot_curves(
     y: str,
     title: str = "",
     log_x: bool = False,
-    from_zero: bool = True,
     overwrite: bool = False,
 ) -> Path:
     """Draw curves of many methods, distinguished by colour, dashes and markers.
 
     Args:
         curves: name -> (x [P], y [P]), or with error bars and ticks at the x (x, y, deviation [P]).
-        x, y: axis labels; ``log_x`` makes the x axis logarithmic, and ``from_zero`` begins the y
-            axis at 0.
+        x, y: axis labels; ``log_x`` makes the x axis logarithmic.
 
     Raises:
         UsageError, OutputExistsError: as :func:`picture`.
@@ -109,7 +111,6 @@ def plot_curves(
         raise DataError("nothing to plot: give one line at least")
     with picture(out, 8.0, max(4.2, 0.24 * len(curves)), overwrite=overwrite) as figure:
         axes = figure.add_subplot(xlabel=x, ylabel=y, title=title)
-        ticks: set[float] = set()
         for i, (name, values) in enumerate(curves.items()):
             x_values, y_values, *errors = (np.asarray(column, np.float64) for column in values)
             axes.errorbar(
@@ -125,12 +126,9 @@ def plot_curves(
                 elinewidth=1,
                 label=name,
             )
-            ticks |= set(x_values.tolist()) if errors else set()
-        if ticks:
-            axes.set_xticks(sorted(ticks))
-        if log_x:
-            axes.set_xscale("log")
-        if from_zero:
-            axes.set_ylim(bottom=0)
+            if errors:
+                axes.set_xticks(x_values)
+        axes.set_xscale("log" if log_x else "linear")
+        axes.set_ylim(bottom=0)
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return Path(out)

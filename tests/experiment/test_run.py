@@ -2,23 +2,20 @@
 file."""
 
 import dataclasses
-import logging
 import shutil
-import threading
-import time
+from concurrent.futures.process import BrokenProcessPool
 
 import h5py
 import numpy as np
-import psutil
 import pytest
-from experiment.experiments import DIGITS, ONE, PQ, SMALL, WHOLE, assert_same, complete, small_grid
+from experiment.experiments import DIGITS, ONE, PQ, WHOLE, assert_same, complete, small_grid
 from filelock import FileLock
 
 from gpq_faiss import open_data, rank_scores, run_experiment
 from gpq_faiss.data.protocols import load_split
 from gpq_faiss.errors import BusyError, DataError, GpqError
 from gpq_faiss.experiment import run as running
-from gpq_faiss.experiment.compute import compute, top_rows
+from gpq_faiss.experiment.run import compute, top_rows
 from gpq_faiss.experiment.runs import read_run
 from gpq_faiss.store.hdf5 import read_arrays
 
@@ -35,16 +32,6 @@ def test_tables_and_codes_of_a_file_give_its_ap(finished, name):
     ranking = rank_scores(scores, arrays["query_labels"], arrays["database_labels"])
     np.testing.assert_allclose(ranking.ap, run.arrays["ap"], atol=2e-4)
     assert run.map == pytest.approx(ranking.map, abs=1e-5)
-
-
-def test_a_run_states_settings_counts_and_machine(finished):
-    run = read_run(finished / "gpq_24bits_seed1.h5")
-    assert (run.method, run.bits, run.seed, run.variation, run.bits_kept) == ("gpq", 24, 1, "", 24)
-    assert (run.settings["training"]["steps"], run.steps) == (20, 20)
-    assert set(run.machine["versions"]) == {"gpq_faiss", "python", "numpy", "torch", "faiss"}
-    assert run.counts == {"queries": 100, "labelled": 200, "unlabelled": 1497, "database": 1497}
-    assert set(run.seconds) == {"fit", "encode", "rank"}
-    assert "expected value" in run.convention
 
 
 def test_methods_of_a_seed_share_split_and_stored_items(finished):
@@ -92,35 +79,30 @@ def test_changed_and_overwritten_runs_are_repeated(tmp_path):
         assert run_experiment(grid, DIGITS, tmp_path, overwrite=overwrite).completed == 1
 
 
-def test_a_damaged_file_is_an_error_and_repeated(finished, tmp_path):
-    shutil.copytree(finished, tmp_path / "x")
-    path = tmp_path / "x" / "pq_12bits_seed0.h5"
-    data = path.read_bytes()
-    for damaged in (b"", data[: len(data) // 2], data[:200] + b"\0" * (len(data) - 200)):
-        path.write_bytes(damaged)
-        with pytest.raises(DataError, match="pq_12bits_seed0"):
-            read_run(path)
-    assert complete(path.parent, **WHOLE).completed == 1
+@pytest.mark.parametrize("size", [0, 200, 9000])
+def test_a_damaged_file_is_an_error_and_repeated(finished, tmp_path, size):
+    folder = shutil.copytree(finished, tmp_path / "x")
+    path = folder / "pq_12bits_seed0.h5"
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(DataError, match="pq_12bits_seed0"):
+        read_run(path)
+    assert complete(folder, **WHOLE).completed == 1
     assert_same(path, finished / path.name)
 
 
 @pytest.mark.parametrize(
     ("name", "value", "wrong"),
     [
-        ("kind", "rows", "kind"),
         ("format_version", 99, "format_version"),
         ("neighbour_recall", '{"nn10_at_100": "much"}', "neighbour_recall"),
         ("settings", "[" * 100_000, "settings"),
-        ("settings", '{"training": {}, "gone": {}}', "settings"),
-        ("counts", '{"queries": 7}', "ap"),
-        ("map", 0.123, "ap"),
     ],
 )
 def test_a_wrong_attribute_is_named(finished, tmp_path, name, value, wrong):
     path = shutil.copy(finished / "pq_12bits_seed0.h5", tmp_path)
     with h5py.File(path, "r+") as file:
         file.attrs[name] = value
-    with pytest.raises(DataError, match=f"is not a run .* or damaged .'{wrong}' is"):
+    with pytest.raises(DataError, match=f"is not a run .* damaged .'{wrong}"):
         read_run(path)
 
 
@@ -135,10 +117,9 @@ def test_a_wrong_attribute_is_named(finished, tmp_path, name, value, wrong):
         (
             {},
             {"data": open_data(np.eye(200, dtype=np.float32), labels=np.arange(200) % 2)},
-            "differ",
+            "experiment with data",
         ),
         ({}, {"jobs": 0}, "0 jobs"),
-        ({}, {"jobs": 2}, "give its name"),
     ],
 )
 def test_another_experiment_in_the_folder_is_refused(finished, change, options, message):
@@ -161,42 +142,20 @@ def test_foreign_and_locked_folders_are_refused(tmp_path):
 # Failures and interruptions -----------------------------------------------------------------------
 
 
-def test_an_interrupted_call_continues_with_the_missing_runs(tmp_path, monkeypatch):
-    order = []
-
-    def interrupted(spec, *args, **kwargs):
-        if order:
-            raise KeyboardInterrupt
-        order.append(spec.name)
-        return compute(spec, *args, **kwargs)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(running, "compute", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            complete(tmp_path, **PQ)
-    assert [path.stem for path in tmp_path.glob("*.h5")] == order
-    summary = complete(tmp_path, **PQ)
-    assert (summary.completed, summary.existing) == (1, 1)
-    assert not (tmp_path / ".partial").exists()
-
-
-def test_a_failed_run_does_not_stop_the_others(tmp_path, monkeypatch, caplog):
+def test_a_failed_run_does_not_stop_the_others(tmp_path, monkeypatch):
     def broken(spec, *args, **kwargs):
         if spec.bits == 24:
             raise ZeroDivisionError("a defect\nover two lines")
         return compute(spec, *args, **kwargs)
 
-    two = {"methods": ["pq", "itq"], "seeds": [0]}
-    with monkeypatch.context() as patched, caplog.at_level(logging.INFO, "gpq_faiss"):
+    with monkeypatch.context() as patched:
         patched.setattr(running, "compute", broken)
-        summary = run_experiment(small_grid(**two), DIGITS, tmp_path)
-    assert (summary.completed, set(summary.failed)) == (2, {"pq_24bits_seed0", "itq_24bits_seed0"})
+        summary = run_experiment(small_grid(**PQ), DIGITS, tmp_path)
+    assert summary.completed == 1
     reason = summary.failed["pq_24bits_seed0"]
     assert reason.startswith("ZeroDivisionError in test_run.py:")
     assert reason.endswith("a defect over two lines")
-    product = "2 methods (with variations) x 2 code lengths (12, 24 bits) x 1 seeds"
-    assert f"4 runs: {product}" in caplog.messages
-    assert complete(tmp_path, **two).completed == 2
+    assert complete(tmp_path, **PQ).completed == 1
 
 
 def test_a_split_without_database_fails_in_one_line(tmp_path):
@@ -233,19 +192,9 @@ def test_an_interrupted_training_resumes_to_the_same_file(finished, tmp_path, mo
 
 
 def test_a_killed_process_is_an_error(tmp_path, monkeypatch):
-    training = SMALL | {"steps": 100_000}
-    grid = small_grid(methods=["gpq"], seeds=[0], config={"training": training})
+    def killed(*args):
+        raise BrokenProcessPool
 
-    def kill():
-        while not list(tmp_path.glob(".partial/*/checkpoint.safetensors")):
-            time.sleep(0.02)
-        for process in psutil.Process().children():
-            if "popen_loky_posix" in " ".join(process.cmdline()):
-                process.kill()
-
-    monkeypatch.setattr(running, "CHECKPOINT_SECONDS", 0.05)
-    killer = threading.Thread(target=kill)
-    killer.start()
+    monkeypatch.setattr(running, "complete_run", killed)
     with pytest.raises(DataError, match="a process was killed"):
-        run_experiment(grid, "digits", tmp_path, jobs=2)
-    killer.join()
+        complete(tmp_path, **ONE)
