@@ -41,9 +41,6 @@ class Coder(ABC):
     unit: bool = False
     """Whether vectors are scaled to length 1 first, so that L2 ranks like the cosine; zero vectors
     stay zero."""
-    least_rows: int = 1
-    least_width: int = 1
-    """What :meth:`fit` needs."""
     width: int = 0
     """Length of the input vectors; 0 before :meth:`fit`."""
     code_size: int
@@ -65,19 +62,9 @@ class Coder(ABC):
 
         Raises:
             DataError: rows that are not finite, too few rows, or missing labels.
-            UsageError: a code length that vectors of this width cannot have.
+            UsageError: a code length that Faiss refuses for these vectors.
         """
         x = check_vectors(x, np.atleast_1d(x).shape[-1], name=f"{self.name}: training vectors")
-        if x.shape[1] < self.least_width:
-            raise UsageError(
-                f"{self.name}: {self.bits} bits need vectors of width {self.least_width} or more, "
-                f"but theirs is {x.shape[1]}"
-            )
-        if len(x) < self.least_rows:
-            raise DataError(
-                f"{self.name}: {len(x)} training vectors are too few: "
-                f"give at least {self.least_rows}"
-            )
         if labels is not None and len(labels) != len(x):
             raise DataError(f"{self.name}: {len(x):,} training vectors but {len(labels):,} labels")
         self.width = 0  # so that a failed second fit leaves the coder unfitted
@@ -93,7 +80,8 @@ class Coder(ABC):
             DataError: rows of another width, not finite, or that cannot be coded (a zero vector has
                 no cosine).
         """
-        return self._encode(self._prepared(x, "vectors"))
+        prepared = self._prepared(x, "vectors")
+        return self._encode(prepared) if len(x) else np.empty((0, self.code_size), np.uint8)
 
     def score(self, xq: NDArray[Any], codes: NDArray[Any]) -> Floats:
         """Scores float32 [Q, n] of codes uint8 [n, code_size] for queries float32 [Q, width];
@@ -116,11 +104,6 @@ class Coder(ABC):
         """Scores of codewords per query, float32 [Q, M, K], if the score of a code is a sum of M
         entries; else None."""
         return self._tables(self._prepared(xq, "queries"))
-
-    def settings(self) -> dict[str, Any]:
-        """What determines the codes of a training set, JSON-serialisable; the rest is fixed (see
-        ``revision`` in the registry)."""
-        return {"method": self.name, "bits": self.bits, "seed": self.seed}
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
         raise UsageError(f"{self.name}: its codewords are fixed: there is nothing to fit")
@@ -198,8 +181,7 @@ class ProductCoder(Coder):
     def _encode(self, x: Floats) -> Codes:
         if self.metric == "ip":
             return encode_unit_norm(x, self.codebooks)
-        empty = np.empty((0, self.code_size), np.uint8)
-        codes: Codes = product_index(self.codebooks).sa_encode(x) if len(x) else empty
+        codes: Codes = product_index(self.codebooks).sa_encode(x)
         return codes
 
     def _tables(self, x: Floats) -> Floats:
