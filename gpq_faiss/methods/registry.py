@@ -114,7 +114,7 @@ METHODS: dict[str, MethodEntry] = {
         "what these leave of the features",
         citation="this package",
         departs="not GPQ: class networks come first, their codes after",
-        revision=10,
+        revision=11,
     ),
     "ssgah": MethodEntry(
         "semi-supervised generative adversarial hashing",
