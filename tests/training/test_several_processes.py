@@ -155,7 +155,7 @@ def test_every_process_needs_a_gpu(monkeypatch):
     for name, value in two_processes.environments()[1].items():
         monkeypatch.setenv(name, value)
     with (
-        pytest.raises(DeviceError, match="'cuda:1' was requested, but there are 1 GPUs"),
+        pytest.raises(DeviceError, match="'cuda:1' was requested, but torch sees 1 GPU"),
         joined("cuda"),
     ):
         pass
