@@ -19,7 +19,7 @@ from ..codes.codebooks import product_index
 from ..codes.encode import encode as encode_unit_norm
 from ..codes.scores import score_tables as unit_norm_tables
 from ..data.labels import Labels
-from ..errors import DataError, MismatchError, UsageError
+from ..errors import DataError, UsageError
 
 Floats = NDArray[np.float32]
 Codes = NDArray[np.uint8]
@@ -61,13 +61,10 @@ class Coder(ABC):
         the labels.
 
         Raises:
-            DataError: rows that are not finite, too few rows, or missing labels.
+            DataError: rows that are not finite, or missing labels.
             UsageError: a code length that Faiss refuses for these vectors.
         """
         x = check_vectors(x, np.atleast_1d(x).shape[-1], name=f"{self.name}: training vectors")
-        if labels is not None and len(labels) != len(x):
-            raise DataError(f"{self.name}: {len(x):,} training vectors but {len(labels):,} labels")
-        self.width = 0  # so that a failed second fit leaves the coder unfitted
         self._fit(scaled_rows(x) if self.unit else x, labels)
         self.width = x.shape[1]
         return self
@@ -76,7 +73,6 @@ class Coder(ABC):
         """Codes uint8 [n, code_size] of vectors float32 [n, width].
 
         Raises:
-            UsageError: not fitted yet.
             DataError: rows of another width, not finite, or that cannot be coded (a zero vector has
                 no cosine).
         """
@@ -86,19 +82,8 @@ class Coder(ABC):
     def score(self, xq: NDArray[Any], codes: NDArray[Any]) -> Floats:
         """Scores float32 [Q, n] of codes uint8 [n, code_size] for queries float32 [Q, width];
         higher is nearer.
-
-        Raises:
-            UsageError, DataError: as for :meth:`encode`.
-            MismatchError: codes of another form.
         """
-        prepared, codes = self._prepared(xq, "queries"), np.asarray(codes)
-        if codes.ndim != 2 or codes.dtype != np.uint8 or codes.shape[1] != self.code_size:
-            raise MismatchError(
-                f"{self.name}: codes of {codes.dtype} {list(codes.shape)}, but this coder's are "
-                f"uint8 [n, {self.code_size}]: "
-                "use codes from this coder"
-            )
-        return self._score(prepared, np.ascontiguousarray(codes))
+        return self._score(self._prepared(xq, "queries"), np.ascontiguousarray(codes))
 
     def score_tables(self, xq: NDArray[Any]) -> Floats | None:
         """Scores of codewords per query, float32 [Q, M, K], if the score of a code is a sum of M
@@ -125,8 +110,6 @@ class Coder(ABC):
 
     def _prepared(self, x: NDArray[Any], subject: str) -> Floats:
         """``x`` as finite, C-contiguous float32 [n, width], and scaled."""
-        if not self.width:
-            raise UsageError(f"{self.name} is not fitted: call fit first")
         x = check_vectors(x, self.width, name=f"{self.name}: {subject}")
         return scaled_rows(x) if self.unit else x
 

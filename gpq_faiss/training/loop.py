@@ -139,11 +139,8 @@ class Training:
 
         Threads wait for each other after every operation, and for long if another process is busy.
         """
-        parameters, batches = list(self.method.parameters()), self.config.training
-        size = sum(p.numel() for p in parameters)
-        size *= batches.batch_labelled + batches.batch_unlabelled
-        convolutional = any(p.ndim == 4 for p in parameters)
-        small = size < _SMALL_STEP and not convolutional
+        items = self.config.training.batch_labelled + self.config.training.batch_unlabelled
+        small = items * sum(p.numel() for p in self.method.parameters()) < _SMALL_STEP
         return torch_threads(1) if small else contextlib.nullcontext()
 
     def batches(self, first: int) -> Iterator[TrainingBatch]:
@@ -258,10 +255,9 @@ class Training:
         xq, _ = embed_rows(*data, queries=True)
         labels, codes = self.labels.take(rows).packed, coder.encode(vectors)
 
-        def score(queries: NDArray[np.int64], codes: NDArray[np.uint8]) -> NDArray[np.float32]:
-            return coder.score(xq[queries], codes)
-
-        return rank_codes(score, codes, labels, labels, exclude=np.arange(len(vectors))).map
+        return rank_codes(
+            lambda q, c: coder.score(xq[q], c), codes, labels, labels, exclude=np.arange(len(rows))
+        ).map
 
 
 def fit(
