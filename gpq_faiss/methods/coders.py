@@ -8,7 +8,7 @@ codes have bit-equal scores, so a ranking scores each distinct code once. No tor
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,8 +100,7 @@ class Coder(ABC):
         return None
 
     def _score(self, xq: Floats, codes: Codes) -> Floats:
-        tables, chosen = self._tables(xq), unpack_codes(codes, self.M, self.K)
-        assert tables is not None, "a method has _tables or _score"
+        tables, chosen = cast(Floats, self._tables(xq)), unpack_codes(codes, self.M, self.K)
         scores = np.zeros((len(tables), len(chosen)), np.float32)
         # Always summed in the order of the codebooks, so that equal codes have bit-equal scores.
         for m in range(self.M):

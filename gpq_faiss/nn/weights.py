@@ -66,10 +66,8 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             state: Any = load_file(path)
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
-        for key in ("state_dict", "model"):
-            if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
-                state = state[key]
-        if not isinstance(state, Mapping) or not all(isinstance(v, Tensor) for v in state.values()):
+        state = state.get("state_dict", state)
+        if not all(isinstance(value, Tensor) for value in state.values()):
             raise TypeError("not a state dict of tensors")
         return dict(state)
 

@@ -10,7 +10,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gpq_faiss.codes.bits import unpack_codes
-from gpq_faiss.errors import DataError
 from gpq_faiss.methods.coders import ProductCoder, SignCoder
 from gpq_faiss.methods.dtq import AdditiveCoder, iterated_conditional_modes, update_codebooks
 
@@ -58,19 +57,6 @@ def test_no_change_of_one_codeword_betters_a_code_and_scores_are_of_the_sums(
     naive = -((xq[:, None] - sums) ** 2).sum(axis=2) if kind == "l2" else xq @ sums.T
     np.testing.assert_allclose(coder.score(xq, codes), naive, rtol=1e-4, atol=1e-4)
     assert_faiss_ranks_alike(coder, xq, x)
-
-
-def test_codebooks_of_another_form_are_refused():
-    nan = normal(0, 2, 16, 4)
-    nan[1, 3, 2] = np.nan
-    shapes = (3, 16), (3, 12, 4), (3, 2, 4), (3, 512, 4)
-    for make, Z in itertools.product(
-        MAKERS.values(), (nan, *(np.zeros(s, np.float32) for s in shapes))
-    ):
-        with pytest.raises(DataError):
-            make(Z)
-    with pytest.raises(DataError, match="norm"):
-        ProductCoder(normal(0, 2, 16, 4))
 
 
 @given(bits=st.integers(1, 40), seed=st.integers(0, 99))
