@@ -90,6 +90,11 @@ class Coder(ABC):
         entries; else None."""
         return self._tables(self._prepared(xq, "queries"))
 
+    def settings(self) -> dict[str, Any]:
+        """What determines the codes of a training set, JSON-serialisable; the rest is fixed (see
+        ``revision`` in the registry)."""
+        return {"method": self.name, "bits": self.bits, "seed": self.seed}
+
     def _fit(self, x: Floats, labels: Labels | None) -> None:
         raise UsageError(f"{self.name}: its codewords are fixed: there is nothing to fit")
 

@@ -80,13 +80,14 @@ class FaissCodec(Coder):
         index: Any = faiss.index_factory(x.shape[1], self.description)
         self._owner, self._codec, self._transforms = index, index, []
         if isinstance(index, faiss.IndexPreTransform):
+            chain: Any = index.chain
             self._codec = faiss.downcast_index(index.index)
             self._transforms = [
-                faiss.downcast_VectorTransform(index.chain.at(i)) for i in range(index.chain.size())
+                faiss.downcast_VectorTransform(chain.at(i)) for i in range(chain.size())
             ]
         codec = self._codec
         if isinstance(codec, faiss.IndexPQ):
-            codec.do_polysemous_training = False  # which only orders the codewords
+            self._codec.do_polysemous_training = False  # which only orders the codewords
             use_all_rows(codec.pq, self.seed)
         elif isinstance(codec, faiss.IndexResidualQuantizer):
             codec.rq.cp.seed = self.seed + 1

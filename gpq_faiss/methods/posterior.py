@@ -174,11 +174,12 @@ class PosteriorCodes(CodeMethod):
         """Number of class codebooks, for a mean number of labels an item: all if codes are short or
         labels many, none (joint codebooks) for classes without labels."""
         setting = self.config.posterior.class_codebooks
+        automatic = max(1, round(_CLASS_CODEBOOKS_PER_BIT * labels * math.log2(self.C)))
+        if self.unseen:
+            return 0
         if not self.config.posterior.feature_weight:
             return self.M
-        if setting == "auto":
-            setting = max(1, round(_CLASS_CODEBOOKS_PER_BIT * labels * math.log2(self.C)))
-        return 0 if self.unseen else min(self.M, setting)
+        return min(self.M, automatic if setting == "auto" else setting)
 
     def _make_codebooks(self, A: int, generator: torch.Generator | None = None) -> None:
         """Make codebooks for classes, A of them, and for features, to be fitted later."""

@@ -56,7 +56,7 @@ def separation(
     labelled_rows, unlabelled_rows = (np.concatenate(side) for side in zip(*pairs, strict=True))
     if len(labelled_rows) < _LEAST_PAIRS:
         return 0.5
-    target = np.repeat(np.float32([0, 1]), len(labelled_rows))
+    target = np.repeat(np.array([0, 1], np.float32), len(labelled_rows))
     both = np.concatenate([x[labelled_rows], unlabelled[unlabelled_rows]])
     _, scores = least_error(both, target[:, None])
     return float(roc_auc_score(target, scores[:, 0]))

@@ -302,7 +302,7 @@ def _timm(spec: BackboneSpec, pretrained: bool) -> Trunk:
             f"cannot make timm's model '{name}' for {spec.image_size} pixels ({one_line(error)}): "
             "see timm.list_models(), or set network.weights to the path of its weights, or to none"
         ) from error
-    config = backbone.trunk.pretrained_cfg
+    config: dict[str, Any] = getattr(backbone.trunk, "pretrained_cfg", {})
     backbone.input = Normalisation(
         0, config.get("mean", IMAGENET_MEAN), config.get("std", IMAGENET_STD)
     )
