@@ -9,7 +9,7 @@ list of names needs neither Faiss nor torch.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -76,8 +76,17 @@ class MethodEntry:
         return "backbone" in self.changes.get("network", {})
 
     def load(self) -> Any:
-        """Import the class or builder."""
-        return getattr(importlib.import_module(self.module, __package__), self.attribute)
+        """Import the class or builder. Raises UsageError: it is not installed."""
+        name = importlib.util.resolve_name(self.module, __package__)
+        try:
+            return getattr(importlib.import_module(name), self.attribute)
+        except (ModuleNotFoundError, AttributeError) as error:
+            if getattr(error, "name", None) not in (name, self.attribute):
+                raise
+            raise UsageError(
+                f"module {name} is not installed, or lacks {self.attribute}, which its method "
+                "entry names"
+            ) from None
 
 
 _GPQ = MethodEntry(
@@ -304,7 +313,11 @@ def find_method(name: str) -> MethodEntry:
         return MethodEntry(summary, "Faiss", *kind, ".faiss_codec", "FaissCodec")
     plugin = find_plugin("methods", name, METHODS)
     if plugin is not None:
-        entry: MethodEntry = plugin.load()
+        entry = plugin.load()
+        if not isinstance(entry, MethodEntry):
+            raise plugin.error(
+                "is no method: a MethodEntry of gpq_faiss.methods.registry is needed"
+            )
         return entry
     if name not in METHODS:
         raise UsageError(f"no method '{name}': choose one of {', '.join(method_names())}")

@@ -272,6 +272,8 @@ class Trunk(Backbone):
     def __init__(self, spec: BackboneSpec, make: Callable[[], nn.Module]) -> None:
         super().__init__(spec)
         self.trunk = make()
+        if not isinstance(self.trunk, nn.Module):
+            raise TypeError(f"a {type(self.trunk).__name__}: a torch.nn.Module is needed")
         # Declared widths are not reliable: run the module.
         shape = (
             (spec.in_width,) if spec.kind == "features" else (3, spec.image_size, spec.image_size)
@@ -279,6 +281,8 @@ class Trunk(Backbone):
         with torch.no_grad():
             out = self.trunk.eval()(torch.zeros(1, *shape))
         self.trunk.train()
+        if not isinstance(out, Tensor) or out.ndim != 2:
+            raise TypeError(f"it gives {type(out).__name__}, not one vector per item")
         self.head = make_head(int(out.shape[1]), spec.out_width)
 
     def trunk_features(self, x: Tensor) -> Tensor:
