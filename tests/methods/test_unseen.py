@@ -40,8 +40,10 @@ def test_items_of_other_classes_are_recognised(seed):
 def test_few_labels_or_many_classes_decide_nothing():
     unlabelled = draw(np.arange(3000) % 10, 1)
     assert separation(draw(LABELLED[:100], 0), Y[:100], unlabelled) == 0.5
-    many = np.arange(1200) % 40
-    assert not has_unseen_classes(draw(many, 0), np.eye(40, dtype=np.float32)[many], 9 - unlabelled)
+    classes = np.arange(1200) % 40
+    assert not has_unseen_classes(
+        draw(classes, 0), np.eye(40, dtype=np.float32)[classes], 9 - unlabelled
+    )
 
 
 @pytest.mark.parametrize(("setting", "expected"), [("auto", True), (True, True), (False, False)])
