@@ -20,7 +20,6 @@ from gpq_faiss.methods.lopq import LEAST, LOPQ, local_rotation
 from gpq_faiss.methods.registry import make_method, split_names
 from gpq_faiss.methods.sdh import discrete_codes
 from gpq_faiss.methods.sh import SH, smallest_modes
-from gpq_faiss.methods.uncompressed import FloatFeatures
 
 
 @pytest.mark.parametrize(
@@ -200,17 +199,6 @@ def test_no_single_bit_of_sdh_can_be_bettered_after_the_descent():
 
 
 # float and classifier
-
-
-def test_float_is_the_cosine():
-    method = FloatFeatures(1).fit(X)
-    assert method.bits == 32 * WIDTH
-    expected = np.array(
-        [[np.dot(q, b) / np.linalg.norm(q) / np.linalg.norm(b) for b in XB] for q in XQ]
-    )
-    np.testing.assert_allclose(
-        method.score(XQ * 1e18, method.encode(XB * 1e-20)), expected, atol=1e-5
-    )
 
 
 def test_classifiers():

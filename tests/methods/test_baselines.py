@@ -304,16 +304,6 @@ def test_items_are_joined_to_near_anchors_and_walks_have_the_probabilities_of_th
     torch.testing.assert_close(result, expected, atol=0.015, rtol=0)
 
 
-def test_graph_waits_for_the_network_on_images_and_not_on_features():
-    for data, when in ((digits(), 3), (features(), 0)):
-        method, batch = made("bgdh", data), first_batch(data, 20, 20)
-        readable = []
-        for step in range(5):
-            method.before_step(step, 9, lambda n, batch=batch: iter([batch.x]))
-            readable.append("graph" in method.losses(batch, amp=False))
-        assert readable == [step >= when for step in range(5)]
-
-
 # SSGAH
 
 

@@ -12,7 +12,6 @@ from torch.nn import functional
 from gpq_faiss.methods import codewords as module
 from gpq_faiss.methods.codewords import (
     fit_class_codebooks,
-    fit_codewords,
     fit_logit_codewords,
     fit_tables,
 )
@@ -103,21 +102,6 @@ def test_codewords_and_queries_are_unit_norm_and_score_as_the_sums(M, K, d, E, s
     for m, section in enumerate(S.double().numpy()):
         main = np.linalg.svd(section)[2][: d - 2]
         np.testing.assert_allclose(retained[m], section @ main.T @ main, atol=1e-3)
-
-
-def test_a_turn_is_the_least_squares_of_the_codes(monkeypatch):
-    """No other codewords are nearer to the vectors with these codes, but for the small weight on
-    their length."""
-    x = posteriors(400)
-    monkeypatch.setattr(module, "_ITERATIONS", 0)
-    codes = assign(x, fit_codewords(x, 3, 4, seed=0))
-    monkeypatch.setattr(module, "_ITERATIONS", 1)
-    result = fit_codewords(x, 3, 4, seed=0)
-    A = torch.nn.functional.one_hot(codes, 4).flatten(1).double().numpy()
-    best = A @ np.linalg.lstsq(A, x.double().numpy(), rcond=None)[0]
-    assert float((sums(result, codes) - x).square().sum()) == pytest.approx(
-        ((best - x.numpy()) ** 2).sum(), rel=1e-4
-    )
 
 
 def test_tables_are_near_the_optimum_of_the_logistic_regression(monkeypatch):
