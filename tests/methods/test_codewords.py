@@ -36,11 +36,6 @@ def sums(S, codes):
     return S[torch.arange(len(S)), codes].sum(dim=1)
 
 
-def error(x, S):
-    """Mean squared distance of vectors to the sums of their codes."""
-    return float((x - sums(S, assign(x, S))).square().sum(dim=1).mean())
-
-
 @given(
     M=st.integers(1, 4),
     K=st.integers(2, 5),
