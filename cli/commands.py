@@ -25,7 +25,7 @@ Examples:
   gpq train digits --labelled 10-per-class --set network.backbone=mlp --out model
   gpq train features:clip.npy --labels labels.npy --bits 48 --out model
   gpq train folder:signs --protocol transfer:'Balinese-*,Latin-*' \
---preset unseen-classes --out model
+--set posterior.unseen_classes=true --out model
   gpq train cifar10 --labelled 500-per-class --set network.backbone=vgg \
 --set network.weights=imagenet --device cuda --amp --out model
   torchrun --nproc-per-node 2 --no-python gpq train folder:photos \
@@ -40,7 +40,7 @@ Examples:
     "--preset",
     default="recommended",
     show_default=True,
-    help="Base settings: recommended, unseen-classes, paper or authors, or a TOML file.",
+    help="Base settings: recommended, paper or authors, or a TOML file.",
 )
 @common.set_option
 @click.option(

@@ -96,7 +96,7 @@ Examples:
 @click.option("--protocol", help="1, 2, transfer[:CLASSES] or gpq-authors.")
 @click.option(
     "--preset",
-    help="Settings of trained methods: recommended, gpq, unseen-classes, paper or authors.",
+    help="Settings of trained methods: recommended, paper or authors.",
 )
 @common.set_option
 @click.option(
