@@ -122,6 +122,24 @@ class Backbone(nn.Module):
                 "or another network.backbone"
             )
 
+    def freeze(self) -> None:
+        """Keep the weights and the batch-norm statistics of the first half of the trunk's layers.
+
+        The first layers of a pretrained network fit other images as they are, and cost most.
+        """
+        trunk = [p for name, p in self.named_parameters() if not name.startswith("head.")]
+        for parameter in trunk[: len(trunk) // 2]:
+            parameter.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> Backbone:
+        """Set the mode of all layers but the frozen ones, which stay in evaluation mode."""
+        super().train(mode)
+        for module in self.modules():
+            weights = list(module.parameters(recurse=False))
+            if weights and not any(weight.requires_grad for weight in weights):
+                module.eval()
+        return self
+
     def trunk_features(self, x: Tensor) -> Tensor:
         """Return the vectors before the head, float [B, trunk width], of normalised input."""
         raise NotImplementedError

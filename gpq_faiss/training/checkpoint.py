@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.optim import Optimizer
@@ -94,6 +95,11 @@ def load_checkpoint(
     try:
         method.load_state_dict(groups["method"])
         optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+        # A fused optimizer takes for granted that its state has the memory format of the weights.
+        for weight, moments in optimizer.state.items():
+            for name, value in moments.items():
+                if value.shape == weight.shape:
+                    moments[name] = torch.empty_like(weight).copy_(value)
         return RunState(**values, best_state=groups["best"])
     except (RuntimeError, TypeError, ValueError):
         raise DataError(

@@ -181,6 +181,19 @@ def test_own_weights_come_back_from_a_file(suffix, prefix, tmp_path):
     assert wider.head.out_features == 36
 
 
+def test_only_optional_tensors_that_do_not_fit_are_reported(caplog):
+    caplog.set_level("INFO")
+    state = {
+        name: tensor
+        for name, tensor in build("vgg").state_dict().items()
+        if name.startswith("features.") and not name.endswith("num_batches_tracked")
+    }
+    load_into(build("vgg"), state, "file.pth")
+    assert caplog.text == ""
+    load_into(build("vgg"), state | {"head.bias": torch.zeros(1)}, "file.pth")
+    assert "'head.bias' has shape [1]" in caplog.text
+
+
 def test_weights_that_do_not_fit_name_the_first_tensor_and_change_nothing():
     net = build("vgg")
     before = {k: v.clone() for k, v in net.state_dict().items()}
