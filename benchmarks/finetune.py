@@ -16,9 +16,11 @@ training continues from its checkpoint in ``--work``; finished runs are in the J
 from __future__ import annotations
 
 import argparse
+import functools
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from common import (
@@ -32,7 +34,7 @@ from common import (
     run_main,
     timed,
 )
-from images import build_classifier
+from images import ProbabilityCoder, build_classifier
 from safetensors.torch import save_file
 from scenes import unpack
 from torch import Tensor, nn
@@ -40,22 +42,22 @@ from torch import Tensor, nn
 from gpq_faiss.config import codebooks_for_bits, preset, validate
 from gpq_faiss.data.base import Dataset
 from gpq_faiss.data.open import open_data
-from gpq_faiss.data.protocols import make_split
+from gpq_faiss.data.protocols import Split, make_split
 from gpq_faiss.data.reader import Reader
 from gpq_faiss.errors import UsageError
 from gpq_faiss.evaluation.neighbour_recall import nearest, spaced_queries
 from gpq_faiss.evaluation.tables import render
 from gpq_faiss.files import fingerprint
 from gpq_faiss.methods.measure import Coded
-from gpq_faiss.methods.posterior import PosteriorCodes
 from gpq_faiss.methods.registry import find_method
-from gpq_faiss.methods.trainable import embed_rows
-from gpq_faiss.nn.backbones import BackboneSpec, build_backbone
+from gpq_faiss.methods.trainable import TrainableMethod, embed_rows
+from gpq_faiss.nn.backbones import Backbone, BackboneSpec, build_backbone
 from gpq_faiss.training.loop import RunOptions, Training, fit
 
 NETWORK = "tf_efficientnet_lite0"
 NAMES = {
     "posterior": "default",
+    "network": "class probabilities of its network, no code",
     "gpq": "GPQ, preset paper",
     "dtq": "DTQ",
     "ssgah": "SSGAH",
@@ -69,17 +71,27 @@ DATA = {
 """Name -> archive below $GPQ_DATA, labelled items, and augmentation: mirrored characters differ."""
 
 
-class Frozen(nn.Module):
-    """The network before fine-tuning, from images to vectors float [B, 1280]."""
+class Trunk(nn.Module):
+    """A network without its head, from images to vectors float [B, 1280]."""
 
-    def __init__(self, weights: Path, size: int) -> None:
+    def __init__(self, backbone: Backbone, amp: bool = False) -> None:
         super().__init__()
-        spec = BackboneSpec(f"timm/{NETWORK}", "images", 1, image_size=size)
-        self.backbone = build_backbone(spec, str(weights), generator=torch.Generator())
-        self.to(memory_format=torch.channels_last)
+        self.backbone, self.amp = backbone.to(memory_format=torch.channels_last), amp
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.backbone.trunk_features(self.backbone.input(x))
+        with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=self.amp):
+            return self.backbone.trunk_features(self.backbone.input(x)).float()
+
+
+class Head(nn.Module):
+    """The head of a network whose trunk has been computed: its input is the trunk's output."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        super().__init__()
+        self.input, self.head = nn.Identity(), backbone.head
+
+    def trunk_features(self, x: Tensor) -> Tensor:
+        return x
 
 
 def convert_weights(path: Path) -> None:
@@ -128,80 +140,120 @@ def settings(method: str, bits: int, seed: int, options: argparse.Namespace) -> 
     return validate(preset("paper").with_settings({"network": network, **changes}))
 
 
-def train(
-    data: Dataset, split: Any, method: str, config: Any, options: argparse.Namespace
-) -> Training:
-    """Train a method on a split, from its checkpoint if there is one."""
-    name = fingerprint(method, data.fingerprint, split.hash, config.fingerprint())
-    return fit(
-        build_classifier if method == "classifier" else find_method(method).load(),
-        data,
-        split,
-        config,
-        folder=options.work / name,
-        identity=name,
-        options=RunOptions(options.device, resume=True),
+def build(method: str, *arguments: Any) -> TrainableMethod:
+    """Build a method, for :func:`gpq_faiss.training.loop.fit`, over frozen first layers."""
+    builder = build_classifier if method == "classifier" else find_method(method).load()
+    built: TrainableMethod = builder(*arguments)
+    for backbone in built.extractors():
+        backbone.freeze()
+    return built
+
+
+def embed(
+    network: Any, data: Dataset, rows: Any, options: argparse.Namespace, *, queries: bool = False
+) -> Tensor:
+    """Return the vectors of images, float32 [n, width]."""
+    with Reader(data, options.size) as reader:
+        device = torch.device(options.device)
+        return torch.from_numpy(
+            embed_rows(network.to(device), reader, rows, device, queries=queries)[0]
+        )
+
+
+def default_codes(
+    training: Training, data: Dataset, split: Split, seed: int, options: argparse.Namespace
+) -> Iterator[Coded]:
+    """Yield class-posterior codes of every length, then class probabilities, of one network."""
+    backbone, n_classes = training.method.extractors()[0], training.labels.n_classes
+    xq, xb = (embed(Trunk(backbone), data, rows, options) for rows in (split.query, split.database))
+    shuffled = xb[torch.randperm(len(xb), generator=torch.Generator().manual_seed(seed))]
+    for bits in options.bits:
+        config = settings("posterior", bits, seed, options)
+        network = find_method("posterior").load()(config, data, options.size, n_classes)
+        network.fit_labels(
+            training.reader, split.labelled, training.labels.dense(split.labelled), split.unlabelled
+        )
+        network.backbone = Head(backbone)
+        network.to(xq.device).fit_codebooks(lambda n: iter(shuffled[:n].split(1000)), final=True)
+        with torch.no_grad():
+            items = torch.cat([network(x) for x in xb.split(1000)]).numpy()
+            queries = network.queries(xq).numpy()
+            probabilities = [network.mean_posterior(backbone.head(x)).numpy() for x in (xq, xb)]
+        coder = network.coder()
+        yield Coded(coder, split.query, split.database, queries, coder.encode(items))
+    no_code = ProbabilityCoder(n_classes)
+    yield Coded(
+        no_code, split.query, split.database, probabilities[0], no_code.encode(probabilities[1])
     )
 
 
-def with_length(trained: Training, config: Any, reader: Reader) -> PosteriorCodes:
-    """Return class-posterior codes of another length over the network of a training."""
-    build, size = find_method("posterior").load(), reader.image_size
-    method: PosteriorCodes = build(config, reader.dataset, size, trained.labels.n_classes)
-    network = cast(PosteriorCodes, trained.method)
-    method.backbone.load_state_dict(network.backbone.state_dict())
-    method.to(trained.device, memory_format=torch.channels_last)
-    trained.reader = reader
-    method.fit_labels(
-        reader, trained.labelled, trained.labels.dense(trained.labelled), trained.pool
-    )
-    method.fit_codebooks(trained.sample, final=True)
-    return method
+def other_codes(
+    training: Training, data: Dataset, split: Split, options: argparse.Namespace
+) -> Coded:
+    """Return the codes of a method that is trained for one length, or class probabilities."""
+    method, coder = training.method, training.method.coder()
+    xq = embed(method, data, split.query, options, queries=True).numpy()
+    codes = coder.encode(embed(method, data, split.database, options).numpy())
+    return Coded(coder, split.query, split.database, xq, codes)
 
 
 def run(data: Dataset, method: str, seed: int, options: argparse.Namespace) -> list[Results]:
     """Train a method, rank the database for all queries at every length, and return the figures."""
     split = make_split(data, "1", seed=seed, labelled=DATA[options.data][1])
-    labels, device = data.require_labels(), torch.device(options.device)
-    rows: list[Results] = []
-    trained: Any = None
-    with Reader(data, options.size) as reader:
-        reader.preload()
 
-        def embed(network: Any, items: Any, queries: bool = False) -> Any:
-            return embed_rows(network, reader, items, device, queries=queries)[0]
-
-        frozen = Frozen(options.weights, options.size).to(device)
-        near_queries = embed(frozen, split.query[spaced_queries(len(split.query))])
-        neighbours = nearest(near_queries, [embed(frozen, split.database)])
-        for bits in options.bits if method != "classifier" else (0,):
-            config = settings(method, bits or 48, seed, options)
-            if rows and method == "posterior":
-                network: Any = with_length(trained, config, reader)
-            else:
-                trained, _, cpu = timed(lambda: train(data, split, method, config, options))  # noqa: B023
-                network = trained.method
-            coder, xq = network.coder(), embed(network, split.query, queries=True)
-            codes, _, encoding = timed(lambda: coder.encode(embed(network, split.database)))  # noqa: B023
-            coded = Coded(coder, split.query, split.database, xq, codes)
-            ranking, recall = coded.rank(labels, ks=[1, 10]), coded.neighbour_recall(neighbours)
-            rows.append(
-                {
-                    "method": method,
-                    "seed": seed,
-                    "bits": bits,
-                    "mAP": ranking.map,
-                    "P@1": ranking.precision[1],
-                    "P@10": ranking.precision[10],
-                    "NN10@100": recall.nn10_at_100 if recall else None,
-                    "training, CPU s": round(cpu),
-                    "encoding, CPU s": round(encoding),
-                    "steps": trained.steps,
-                    "about": f"{ranking.convention}. {ranking.n_queries:,} queries, "
-                    f"{len(split.labelled):,} labelled and {len(split.unlabelled):,} unlabelled "
-                    f"images, {ranking.n_database:,} in the database.",
-                }
+    def train(bits: int) -> tuple[Training, float]:
+        config = settings(method, bits, seed, options)
+        name = fingerprint(method, data.fingerprint, split.hash, config.fingerprint())
+        training, _, cpu = timed(
+            lambda: fit(
+                functools.partial(build, method),
+                data,
+                split,
+                config,
+                folder=options.work / name,
+                identity=name,
+                options=RunOptions(options.device, resume=True),
             )
+        )
+        return training, cpu
+
+    if method == "posterior":
+        training, cpu = train(max(options.bits))
+        runs = [(coded, cpu) for coded in default_codes(training, data, split, seed, options)]
+    else:
+        runs = []
+        for bits in options.bits if method != "classifier" else (48,):
+            training, cpu = train(bits)
+            runs.append((other_codes(training, data, split, options), cpu))
+    spec = BackboneSpec(f"timm/{NETWORK}", "images", 1, image_size=options.size)
+    frozen = Trunk(
+        build_backbone(spec, str(options.weights), generator=torch.Generator()), amp=True
+    )
+    near, base = (
+        embed(frozen, data, rows, options).numpy()
+        for rows in (split.query[spaced_queries(len(split.query))], split.database)
+    )
+    neighbours, rows = nearest(near, [base]), []
+    for coded, cpu in runs:
+        ranking = coded.rank(data.require_labels(), ks=[1, 10])
+        recall = coded.neighbour_recall(neighbours)
+        code = not isinstance(coded.coder, ProbabilityCoder)
+        rows.append(
+            {
+                "method": method if code else "classifier" if method == "classifier" else "network",
+                "seed": seed,
+                "bits": coded.coder.bits if code else 0,
+                "mAP": ranking.map,
+                "P@1": ranking.precision[1],
+                "P@10": ranking.precision[10],
+                "NN10@100": recall.nn10_at_100 if recall else None,
+                "steps": training.steps,
+                "training, CPU s": round(cpu),
+                "about": f"{ranking.convention}. {ranking.n_queries:,} queries, "
+                f"{len(split.labelled):,} labelled and {len(split.unlabelled):,} unlabelled "
+                f"images, {ranking.n_database:,} in the database.",
+            }
+        )
     return rows
 
 
@@ -228,8 +280,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=numbers, default=(0, 1, 2))
     parser.add_argument("--bits", type=numbers, default=(48, 12))
     parser.add_argument("--steps", type=int, default=0, help="0: those of the default")
-    parser.add_argument("--methods", default=",".join(NAMES), help="separated by commas")
-    parser.add_argument("--size", type=int, default=64, help="pixels of a side")
+    methods = [name for name in NAMES if name != "network"]
+    parser.add_argument("--methods", default=",".join(methods), help="separated by commas")
+    parser.add_argument("--size", type=int, default=96, help="pixels of a side")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--convert", type=Path, help="write the weights to this file, and end")
     work = Path(tempfile.gettempdir()) / "gpq-finetune"

@@ -198,7 +198,7 @@ class Config(_Section):
 
 CLASS_BETA = 20.0
 """β of class networks."""
-FINE_TUNING = {"steps": 2000, "batch_labelled": 32, "batch_unlabelled": 96}
+FINE_TUNING = {"steps": 1000, "batch_labelled": 32, "batch_unlabelled": 64}
 """Settings ``training`` of class-posterior codes over a pretrained network."""
 
 _RECOMMENDED = Config(
