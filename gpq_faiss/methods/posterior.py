@@ -184,10 +184,11 @@ class PosteriorCodes(CodeMethod):
         module.register_load_state_dict_pre_hook(_make_loaded_codebooks)
         module.register_load_state_dict_post_hook(_set_constants)
         self.extra_losses = ExtraLosses(config.loss.extra, config.training.seed)
-        pretrained = config.network.weights != "none" and not isinstance(backbone, MLP)
-        if pretrained:
-            backbone.freeze()
-        self.consistent = pretrained and config.posterior.propagation > 0
+        self.consistent = (
+            config.network.weights != "none"
+            and config.posterior.propagation > 0
+            and not isinstance(backbone, MLP)
+        )
         """Whether unlabelled images are learnt by consistency."""
         self.accuracy: float | None = None
         """Expected accuracy on unseen items, estimated from the labels; None: unknown, as with

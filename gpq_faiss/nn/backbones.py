@@ -445,6 +445,9 @@ def build_extractor(
     width = input_.get("width", 0)
     spec = BackboneSpec(name, input_["kind"], out_width, width, size, hidden, config.dropout, tap)
     net = build_backbone(spec, n.weights, generator=generator)
-    if n.first_noise and not of_classes and isinstance(net, MLP):
-        net.layers.insert(0, GaussianNoise(n.first_noise))
+    if isinstance(net, MLP):
+        if n.first_noise and not of_classes:
+            net.layers.insert(0, GaussianNoise(n.first_noise))
+    elif n.weights != "none" and config.method != "gpq-authors":
+        net.freeze()
     return net
