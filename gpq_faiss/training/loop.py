@@ -221,7 +221,8 @@ def fit(
             _loop(task, optimizer, lambda: task.run.save(checkpoint, identity, method, optimizer))
         if task.run.best_state:
             method.load_state_dict(task.run.best_state)
-        if group.main:
+        # The last validation has fitted them, if its weights are the best.
+        if group.main and task.run.best_step < task.steps:
             with stage("fitting codebooks"):
                 method.fit_codebooks(task.sample, final=True)
     reader.array = None  # which may be large
@@ -310,7 +311,7 @@ def _validate(
     line |= {name: round(value, 6) for name, value in figures.items()}
     if task.held_out.size:
         method = task.method
-        method.fit_codebooks(task.sample)
+        method.fit_codebooks(task.sample, final=run.step == task.steps)
         figures["map"] = _mean_average_precision(task)
         line["validation_map"] = round(figures["map"], 6)
         if figures["map"] > run.best:
