@@ -181,6 +181,18 @@ def test_own_weights_come_back_from_a_file(suffix, prefix, tmp_path):
     assert wider.head.out_features == 36
 
 
+def test_frozen_layers_do_not_change_in_training():
+    net = build("vgg", image_size=16)
+    net.freeze()
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.1)
+    net.train()(torch.rand(4, 3, 16, 16)).square().sum().backward()
+    optimizer.step()
+    changed = {k.rsplit(".", 1)[0] for k, v in net.state_dict().items() if not v.equal(before[k])}
+    layers = [f"features.{number}" for number in (17, 18, 20, 21, 24, 25, 27, 28, 30, 31)]
+    assert changed == {*layers, "head"}
+
+
 def test_only_optional_tensors_that_do_not_fit_are_reported(caplog):
     caplog.set_level("INFO")
     state = {
