@@ -77,7 +77,7 @@ def train_cost(scratch: Path, text: str) -> Results:
     data = open_data(f"features:{scratch / 'x.npy'}", labels=str(scratch / "y.npy"))
     first: list[tuple[int, float]] = []
 
-    def progress(step: int, steps: int, figures: dict[str, float]) -> None:
+    def progress(step: int, steps: int) -> None:
         if not first:
             first.append((steps, time.process_time()))
 

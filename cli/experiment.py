@@ -67,7 +67,7 @@ _GRID_KEYS = {
     "labelled": "Labels for the training: N-per-class, a fraction or a file.",
     "protocol": "1, 2, transfer[:CLASSES] or gpq-authors.",
     "queries": "Queries of protocol 1: N-per-class, or a file of ids.",
-    "preset": "Settings of trained methods: recommended, gpq, unseen-classes, paper or authors.",
+    "preset": "Settings of trained methods: recommended, paper or authors.",
 }
 
 

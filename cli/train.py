@@ -27,7 +27,7 @@ Examples:
   gpq train digits --labelled 10-per-class --set network.backbone=mlp --out model
   gpq train features:clip.npy --labels labels.npy --bits 48 --out model
   gpq train folder:signs --protocol transfer:'Balinese-*,Latin-*' \
---preset unseen-classes --out model
+--set posterior.unseen_classes=true --out model
   gpq train cifar10 --labelled 500-per-class --set network.backbone=vgg \
 --set network.weights=imagenet --device cuda --amp --out model
   torchrun --nproc-per-node 2 --no-python gpq train folder:photos \
@@ -38,9 +38,7 @@ Examples:
 )
 @click.argument("data")
 @common.out_option
-@click.option(
-    "--preset", help="Base settings: recommended (default), unseen-classes, paper or authors."
-)
+@click.option("--preset", help="Base settings: recommended (default), paper or authors.")
 @click.option("--config", "config_file", metavar="TOML", help="Settings that override the preset.")
 @common.set_option
 @click.option(

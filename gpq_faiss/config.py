@@ -91,6 +91,7 @@ class PosteriorConfig(_Section):
     propagation: Weight = 20.0
     feature_weight: Annotated[float, Ge(0), Le(1)] = 0.02
     class_codebooks: Annotated[int, Ge(0), Le(256)] | Literal["auto"] = "auto"
+    unseen_classes: bool | Literal["auto"] = "auto"
 
 
 @dataclass(frozen=True)
@@ -201,18 +202,6 @@ CLASS_BETA = 20.0
 FINE_TUNING = {"steps": 1000, "batch_labelled": 32, "batch_unlabelled": 64}
 """Settings ``training`` of class-posterior codes over a pretrained network."""
 
-_RECOMMENDED = Config(
-    preset="recommended",
-    method="posterior",
-    # Wide enough for 16 codewords of any dimensions: no score is rounded.
-    quantizer=QuantizerConfig(subdim=18),
-    network=NetworkConfig(noise="auto"),
-    loss=LossConfig(lambda1=1.0, lambda2=0.0),
-    # All labels are used for training: with a falling learning rate the last steps hardly differ,
-    # so a validation would have little to choose from.
-    training=TrainingConfig("auto", 125, 400, learning_rate=1e-3, validation=0.0),
-)
-
 PRESETS: dict[str, Config] = {
     "paper": Config(),
     # The recipe of the authors' released code, as far as it is known here; docs/settings.md says
@@ -224,15 +213,16 @@ PRESETS: dict[str, Config] = {
         network=NetworkConfig(backbone="vgg", weights="imagenet"),
         training=TrainingConfig(steps=3000, validation=0.0),
     ),
-    "recommended": _RECOMMENDED,
-    # Half of what is to be found is of classes that no label names: similar features count more
-    # than class probabilities.
-    "unseen-classes": dataclasses.replace(
-        _RECOMMENDED,
-        preset="unseen-classes",
-        loss=LossConfig(lambda1=1.0, lambda2=0.4),
-        posterior=PosteriorConfig(feature_weight=0.7, class_codebooks=0, propagation=0.0),
-        training=dataclasses.replace(_RECOMMENDED.training, validation=0.05),
+    "recommended": Config(
+        preset="recommended",
+        method="posterior",
+        # Wide enough for 16 codewords of any dimensions: no score is rounded.
+        quantizer=QuantizerConfig(subdim=18),
+        network=NetworkConfig(noise="auto"),
+        loss=LossConfig(lambda1=1.0, lambda2=0.0),
+        # All labels are used for training: with a falling learning rate the last steps hardly
+        # differ, so a validation would have little to choose from.
+        training=TrainingConfig("auto", 125, 400, learning_rate=1e-3, validation=0.0),
     ),
 }
 

@@ -27,7 +27,7 @@ ROWS = {
     "OPQ": "opq",
     "*exact float features*": "float",
     "*classifier; six of them: class probabilities, no code*": "classifier; classifier-6",
-    "preset `unseen-classes`": "posterior",
+    "`posterior.unseen_classes` = true": "posterior",
     "the default, nothing propagated": "posterior (preset recommended, nothing propagated)",
 }
 MAIN, FEW, ALL = "default-cifar10", "default-cifar10-few", "table2"

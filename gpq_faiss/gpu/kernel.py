@@ -289,10 +289,13 @@ def source_of(M: int, K: int, d: int, threads: int = _THREADS) -> str:
 def _compiled(M: int, K: int, d: int, device: torch.device) -> Any:
     try:
         with torch.cuda.device(device):
+            # A private function of torch, tried with 2.15; without it the CPU searches.
             return torch.cuda._compile_kernel(source_of(M, K, d), "search")
-    except (RuntimeError, OSError) as error:
+    except (AttributeError, RuntimeError, OSError) as error:
         reason = (str(error).strip().splitlines() or ["no reason given"])[-1]
-        raise DeviceError(f"torch cannot compile the search for {device}: {reason}") from None
+        raise DeviceError(
+            f"torch cannot compile the search for {device} ({reason}): use --device cpu"
+        ) from None
 
 
 def compiled(M: int, K: int, d: int, device: torch.device) -> Callable[[int, list[Any]], None]:

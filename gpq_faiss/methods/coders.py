@@ -8,7 +8,7 @@ codes have bit-equal scores, so a ranking scores each distinct code once. No tor
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from ..codes.codebooks import product_index
 from ..codes.encode import encode as encode_unit_norm
 from ..codes.scores import score_tables as unit_norm_tables
 from ..data.labels import Labels
-from ..errors import DataError, MismatchError, UsageError
+from ..errors import DataError, UsageError
 
 Floats = NDArray[np.float32]
 Codes = NDArray[np.uint8]
@@ -41,9 +41,6 @@ class Coder(ABC):
     unit: bool = False
     """Whether vectors are scaled to length 1 first, so that L2 ranks like the cosine; zero vectors
     stay zero."""
-    least_rows: int = 1
-    least_width: int = 1
-    """What :meth:`fit` needs."""
     width: int = 0
     """Length of the input vectors; 0 before :meth:`fit`."""
     code_size: int
@@ -64,23 +61,10 @@ class Coder(ABC):
         the labels.
 
         Raises:
-            DataError: rows that are not finite, too few rows, or missing labels.
-            UsageError: a code length that vectors of this width cannot have.
+            DataError: rows that are not finite, or missing labels.
+            UsageError: a code length that Faiss refuses for these vectors.
         """
         x = check_vectors(x, np.atleast_1d(x).shape[-1], name=f"{self.name}: training vectors")
-        if x.shape[1] < self.least_width:
-            raise UsageError(
-                f"{self.name}: {self.bits} bits need vectors of width {self.least_width} or more, "
-                f"but theirs is {x.shape[1]}"
-            )
-        if len(x) < self.least_rows:
-            raise DataError(
-                f"{self.name}: {len(x)} training vectors are too few: "
-                f"give at least {self.least_rows}"
-            )
-        if labels is not None and len(labels) != len(x):
-            raise DataError(f"{self.name}: {len(x):,} training vectors but {len(labels):,} labels")
-        self.width = 0  # so that a failed second fit leaves the coder unfitted
         self._fit(scaled_rows(x) if self.unit else x, labels)
         self.width = x.shape[1]
         return self
@@ -89,28 +73,17 @@ class Coder(ABC):
         """Codes uint8 [n, code_size] of vectors float32 [n, width].
 
         Raises:
-            UsageError: not fitted yet.
             DataError: rows of another width, not finite, or that cannot be coded (a zero vector has
                 no cosine).
         """
-        return self._encode(self._prepared(x, "vectors"))
+        prepared = self._prepared(x, "vectors")
+        return self._encode(prepared) if len(x) else np.empty((0, self.code_size), np.uint8)
 
     def score(self, xq: NDArray[Any], codes: NDArray[Any]) -> Floats:
         """Scores float32 [Q, n] of codes uint8 [n, code_size] for queries float32 [Q, width];
         higher is nearer.
-
-        Raises:
-            UsageError, DataError: as for :meth:`encode`.
-            MismatchError: codes of another form.
         """
-        prepared, codes = self._prepared(xq, "queries"), np.asarray(codes)
-        if codes.ndim != 2 or codes.dtype != np.uint8 or codes.shape[1] != self.code_size:
-            raise MismatchError(
-                f"{self.name}: codes of {codes.dtype} {list(codes.shape)}, but this coder's are "
-                f"uint8 [n, {self.code_size}]: "
-                "use codes from this coder"
-            )
-        return self._score(prepared, np.ascontiguousarray(codes))
+        return self._score(self._prepared(xq, "queries"), np.ascontiguousarray(codes))
 
     def score_tables(self, xq: NDArray[Any]) -> Floats | None:
         """Scores of codewords per query, float32 [Q, M, K], if the score of a code is a sum of M
@@ -132,8 +105,7 @@ class Coder(ABC):
         return None
 
     def _score(self, xq: Floats, codes: Codes) -> Floats:
-        tables, chosen = self._tables(xq), unpack_codes(codes, self.M, self.K)
-        assert tables is not None, "a method has _tables or _score"
+        tables, chosen = cast(Floats, self._tables(xq)), unpack_codes(codes, self.M, self.K)
         scores = np.zeros((len(tables), len(chosen)), np.float32)
         # Always summed in the order of the codebooks, so that equal codes have bit-equal scores.
         for m in range(self.M):
@@ -142,8 +114,6 @@ class Coder(ABC):
 
     def _prepared(self, x: NDArray[Any], subject: str) -> Floats:
         """``x`` as finite, C-contiguous float32 [n, width], and scaled."""
-        if not self.width:
-            raise UsageError(f"{self.name} is not fitted: call fit first")
         x = check_vectors(x, self.width, name=f"{self.name}: {subject}")
         return scaled_rows(x) if self.unit else x
 
@@ -198,8 +168,7 @@ class ProductCoder(Coder):
     def _encode(self, x: Floats) -> Codes:
         if self.metric == "ip":
             return encode_unit_norm(x, self.codebooks)
-        empty = np.empty((0, self.code_size), np.uint8)
-        codes: Codes = product_index(self.codebooks).sa_encode(x) if len(x) else empty
+        codes: Codes = product_index(self.codebooks).sa_encode(x)
         return codes
 
     def _tables(self, x: Floats) -> Floats:

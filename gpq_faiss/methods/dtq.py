@@ -15,7 +15,7 @@ product of the query with Σ_m C_m b_m. Both sums are means (over triplets; over
 
 Deviations:
 
-* Groups are parts of the batch, of at most ``group`` items, not of the whole training set.
+* A group is the batch, not a part of the whole training set.
 * Codebooks are initialised by residual k-means. Codes and codebooks are refitted after each pass
   over the labelled items, to the network's outputs of that pass, and after the last step; λ applies
   from the first fit on.
@@ -48,28 +48,20 @@ _BLOCK = 4096  # rows; fixed, so that a code hardly depends on the batch
 
 
 def group_hard_triplets(
-    z: Tensor, labels: Tensor, margin: float, generator: torch.Generator, group: int = 250
+    z: Tensor, labels: Tensor, margin: float, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rows of anchors, positives and negatives, int64 [T] each, of vectors float [B, D] with
-    multi-hot labels [B, C]: in a group of consecutive rows every ordered pair that shares a label
-    takes a random one, if any, of the negatives that violate the margin: ||z_a - z_p||² - ||z_a -
-    z_n||² + margin > 0. ``generator`` is on the CPU."""
-    parts: list[tuple[Tensor, Tensor, Tensor]] = []
-    start = 0
-    for zg, yg in zip(
-        *(t.chunk(max(1, -(-len(z) // group))) for t in (z.detach(), labels)), strict=True
-    ):
-        distance = torch.cdist(zg, zg).square()
-        positive, negative = label_pairs(yg, zg)
-        a, p = positive.nonzero(as_tuple=True)
-        hard = negative[a] & (distance[a, p][:, None] - distance[a] + margin > 0)
-        draw = torch.rand(hard.shape, generator=generator).to(z.device)
-        best, n = draw.masked_fill(~hard, -1).max(dim=1) if len(a) else (draw.new_empty(0), a)
-        exists = best >= 0
-        parts.append((start + a[exists], start + p[exists], start + n[exists]))
-        start += len(zg)
-    a, p, n = (torch.cat(column) for column in zip(*parts, strict=True))
-    return a, p, n
+    multi-hot labels [B, C]: every ordered pair that shares a label takes a random one, if any, of
+    the negatives that violate the margin: ||z_a - z_p||² - ||z_a - z_n||² + margin > 0.
+    ``generator`` is on the CPU."""
+    distance = torch.cdist(z.detach(), z.detach()).square()
+    positive, negative = label_pairs(labels, z)
+    a, p = positive.nonzero(as_tuple=True)
+    hard = negative[a] & (distance[a, p][:, None] - distance[a] + margin > 0)
+    draw = torch.rand(hard.shape, generator=generator).to(z.device)
+    n = draw.masked_fill(~hard, -1).argmax(dim=1)
+    exists = hard.any(dim=1)
+    return a[exists], p[exists], n[exists]
 
 
 def iterated_conditional_modes(x: Floats, C: Floats, sweeps: int = 10) -> NDArray[np.uint8]:

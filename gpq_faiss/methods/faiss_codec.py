@@ -49,7 +49,7 @@ class FaissCodec(Coder):
     """
 
     description: str
-    quantizer: ProductCoder | None
+    quantizer: ProductCoder | None = None
     _transforms: list[Any]
     _codec: Any
 
@@ -64,16 +64,11 @@ class FaissCodec(Coder):
             )
         self.description = text.removeprefix("L2norm,")
         self.unit = text != self.description
-        # Parts of product quantisers, and components of ITQ.
         self.parts = math.lcm(*map(int, re.findall(r"(?:PQ|PRQ|PLSQ)(\d+)", text)))
-        components = [int(number) for number in re.findall(r"\bITQ(\d+)", text)]
-        self.least_width = max([self.parts, *components])
-        sizes = [2 ** int(nbits) for nbits in re.findall(r"Q[\dx]*x(\d+)", text)]
-        self.least_rows = max([1, *sizes, *(number + 1 for number in components)])
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
         try:
-            self._train(x)
+            self._train(np.pad(x, ((0, 0), (0, -x.shape[1] % self.parts))))
         except RuntimeError as error:
             reason = str(error).strip().rpartition(": ")[2]
             raise UsageError(
@@ -82,21 +77,17 @@ class FaissCodec(Coder):
             ) from None
 
     def _train(self, x: Floats) -> None:
-        width = x.shape[1] + -x.shape[1] % self.parts
-        x = np.pad(x, ((0, 0), (0, width - x.shape[1])))
-        index: Any = faiss.index_factory(width, self.description)
-        self._transforms = []
-        codec: Any = index
+        index: Any = faiss.index_factory(x.shape[1], self.description)
+        self._owner, self._codec, self._transforms = index, index, []
         if isinstance(index, faiss.IndexPreTransform):
             chain: Any = index.chain
-            codec = faiss.downcast_index(index.index)
+            self._codec = faiss.downcast_index(index.index)
             self._transforms = [
                 faiss.downcast_VectorTransform(chain.at(i)) for i in range(chain.size())
             ]
-        self._owner, self._codec, self.quantizer = index, codec, None
+        codec = self._codec
         if isinstance(codec, faiss.IndexPQ):
-            pq_index: Any = codec  # whose stubs lack the next attribute
-            pq_index.do_polysemous_training = False  # which only orders the codewords
+            self._codec.do_polysemous_training = False  # which only orders the codewords
             use_all_rows(codec.pq, self.seed)
         elif isinstance(codec, faiss.IndexResidualQuantizer):
             codec.rq.cp.seed = self.seed + 1
@@ -137,20 +128,16 @@ class FaissCodec(Coder):
         pq = faiss.ProductQuantizer(transform.d_out, transform.M, nbits)
         use_all_rows(pq, self.seed)
         transform.pq = pq
-        try:
-            transform.train(rows)
-        finally:
-            transform.pq = None  # Python frees it
+        transform.train(rows)
+        transform.pq = None  # Python frees it
 
     def _transformed(self, x: Floats) -> Floats:
         x = np.pad(x, ((0, 0), (0, -x.shape[1] % self.parts)))
-        for transform in self._transforms if len(x) else []:
+        for transform in self._transforms:
             x = transformed(transform, x)
         return x
 
     def _encode(self, x: Floats) -> Codes:
-        if not len(x):
-            return np.empty((0, self.code_size), np.uint8)
         codes: Codes = self._codec.sa_encode(self._transformed(x))
         return codes
 
@@ -166,8 +153,6 @@ class FaissCodec(Coder):
 
     def _distances(self, xq: Floats, codes: Codes) -> Floats:
         """Squared distances float32 [Q, n], up to a constant of each query."""
-        if not len(codes):
-            return np.zeros((len(xq), 0), np.float32)
         if isinstance(self._codec, (faiss.IndexRaBitQ, faiss.IndexRaBitQFastScan)):
             index = faiss.clone_index(self._codec)
             index.add_sa_codes(codes)

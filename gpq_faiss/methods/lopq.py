@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..data.labels import Labels
-from ..errors import DataError, UsageError
+from ..errors import UsageError
 from .coders import Coder, Codes, Floats, ProductCoder
 from .kmeans import fit_codebooks, kmeans
 
@@ -46,7 +46,6 @@ class LOPQ(Coder):
 
     name = "lopq"
     unit = True
-    least_rows = K
     centroids: Floats
     cells: list[tuple[Floats, ProductCoder]]
 
@@ -56,7 +55,7 @@ class LOPQ(Coder):
             raise UsageError(
                 f"lopq: {bits} bits do not divide into codebooks of 4: use a multiple of 4"
             )
-        self.M = self.least_width = bits // 4
+        self.M = bits // 4
         self.code_size += 1
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
@@ -89,7 +88,7 @@ class LOPQ(Coder):
 
     def _encode(self, x: Floats) -> Codes:
         codes = np.empty((len(x), self.code_size), np.uint8)
-        codes[:, -1] = cell = self._cell_of(x) if len(x) else np.empty(0, np.int64)
+        codes[:, -1] = cell = self._cell_of(x)
         for c in np.unique(cell):
             rows = np.flatnonzero(cell == c)
             local, quantizer = self._in_cell(x[rows], c)
@@ -98,10 +97,6 @@ class LOPQ(Coder):
 
     def _score(self, xq: Floats, codes: Codes) -> Floats:
         cell = codes[:, -1]
-        if len(cell) and cell.max() >= len(self.cells):
-            raise DataError(
-                f"{self.name}: a code has cell {cell.max()}, but there are {len(self.cells)}"
-            )
         scores = np.empty((len(xq), len(codes)), np.float32)
         for c in np.unique(cell):
             rows = np.flatnonzero(cell == c)

@@ -17,7 +17,6 @@ from ..data.base import Dataset, FeatureDataset
 from ..data.labels import Labels
 from ..data.protocols import Split
 from ..data.reader import Reader
-from ..errors import UsageError
 from ..evaluation.neighbour_recall import NeighbourRecall, nearest, neighbour_recall, spaced_queries
 from ..evaluation.ranking import DEFAULT, RankingResult, rank_codes
 from ..evaluation.scorers import ScoreFunction
@@ -33,7 +32,7 @@ Rows = NDArray[np.int64]
 NO_NEIGHBOUR_RECALL = (
     "NN10@100 is not reported for images, whose nearest pixels say little: use features of them"
 )
-_FIT_ROWS, _FIT_BYTES = 100_000, 8 << 30  # limits of the training matrix
+_FIT_ROWS = 100_000  # limit of the training matrix
 # To encode, to read, and to search for neighbours (as float64).
 _BLOCK, _READ_ROWS, _NEAR_BYTES = 16_384, 4096, 64 << 20
 _NO_ROWS = np.empty(0, np.int64)
@@ -121,20 +120,12 @@ def fit_and_encode(  # noqa: PLR0913
     It is fitted to the features, or to the pixels of images of this size, of at most 100,000
     training items, labelled ones first. ``queries``, ``database`` and ``keep``, whose vectors are
     kept, are rows in the data set, int64. Raises DataError: the method cannot learn from the data;
-    UsageError: no such array method, or the training matrix is too large.
+    UsageError: no such array method.
     """
     pool = training_rows(split)
     total = len(split.labelled) + len(split.unlabelled)
     if len(pool) < total:
         log.info("%s is fitted to %d of %d training items", name, len(pool), total)
-    width = dataset.width if isinstance(dataset, FeatureDataset) else 3 * image_size**2
-    needed = 4 * width * (len(pool) + len(queries))
-    if needed > _FIT_BYTES:
-        raise UsageError(
-            f"{name}: {len(pool):,} training items of {width:,} numbers each need "
-            f"{needed / 2**30:.0f} GiB of memory: "
-            "use features of the images instead"
-        )
     coder = make_method(name, bits, seed)
     with Reader(dataset, image_size) as reader:
         x, pool = read_inputs(reader, pool)

@@ -7,18 +7,16 @@ indexing can read them without torch.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
-from ..config import MOST_SIDE, from_dict
+from ..config import from_dict
 from ..data.protocols import Split
 from ..errors import DataError, MismatchError, one_line
 from ..faissio.model import FORMAT_VERSION, ModelHeader, read_model
@@ -43,16 +41,10 @@ def state_fingerprint(state: Mapping[str, Tensor]) -> str:
 def save_tensors(
     state: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None
 ) -> None:
-    """``save_file`` of safetensors, with an OSError on a full disk, and normal permissions: a
-    service under another account may load it."""
-    try:
-        path.touch()
-        mode = path.stat().st_mode
-        save_file(state, path, metadata=metadata)
-        path.chmod(mode)
-    except SafetensorError as error:
-        number = re.search(r"os error (\d+)", str(error))
-        raise (OSError(int(number[1]), str(error)) if number else OSError(str(error))) from error
+    """Write tensors of any device to a safetensors file."""
+    tensors = {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}
+    # Not save_file: it hides the number of the system's error, and its file is private.
+    path.write_bytes(save(tensors, metadata))
 
 
 def save_model(
@@ -70,9 +62,9 @@ def save_model(
         DataError: the folder cannot be written.
     """
     state = {
-        f"network.{k}": v.detach().cpu().contiguous().clone()
-        for k, v in network.state_dict().items()
-        if "extra_losses." not in k  # which only a training needs
+        f"network.{name}": value
+        for name, value in network.state_dict().items()
+        if "extra_losses." not in name  # which only a training needs
     }
     codebooks = network.coder().codebooks
     state["codebooks"] = torch.from_numpy(codebooks)
@@ -117,13 +109,7 @@ def _rebuilt(
     network = {**description["config"]["network"], "weights": "none"}
     config = from_dict({**description["config"], "network": network})
     config = replace(config, loss=replace(config.loss, extra={}))
-    input_ = description["input"]
-    key, limit = {"features": ("width", 2**31), "images": ("image_size", MOST_SIDE)}[input_["kind"]]
-    if type(input_[key]) is not int or not 1 <= input_[key] <= limit:
-        raise ValueError(f"input.{key} is {input_[key]!r}: it must be 1 to {limit:,}")
-    if len(config.network.hidden) > len(weights):
-        raise ValueError(f"{len(config.network.hidden):,} hidden layers, {len(weights):,} tensors")
-    built = build_network(config, input_, len(description["class_names"]))
+    built = build_network(config, description["input"], len(description["class_names"]))
     built.load_state_dict(weights)
     return built.eval()
 

@@ -62,6 +62,7 @@ from .codewords import (
 from .leave_one_out import MOST_ROWS, leave_one_out
 from .propagation import PseudoLabels, propagate_labels
 from .trainable import CodeMethod, TrainingBatch, weighted
+from .unseen import MOST_COMPARED, has_unseen_classes
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +90,8 @@ _CLASS_RATE = 2.0
 convolutions."""
 _FEW_CLASSES = 32
 """So many classes are learnt by one linear layer over convolutions."""
+UNSEEN_ENTROPY, UNSEEN_FEATURES = 0.4, 0.7
+"""λ2, and the weight of the features, where unlabelled items are of classes without labels."""
 _CONVOLUTION_RATE = 0.5
 """Factor on the learning rate of cosine classifiers over convolutions, and of these; also of
 convolutions that have learnt before."""
@@ -96,20 +99,6 @@ _LABELS_FIRST = 0.2
 """Share of the steps of a fine-tuning before it uses unlabelled images."""
 _CONFIDENCE = 0.9
 """Minimum probability of the class of an unlabelled image that is learnt."""
-
-
-def count_class_codebooks(config: Config, C: int, labels: float = 1.0) -> int:
-    """Number of class codebooks out of M, for C classes and a mean number of labels an item; all if
-    codes are short or labels many."""
-    M, setting = config.quantizer.codebooks, config.posterior.class_codebooks
-    if not config.posterior.feature_weight:
-        return M
-    return min(
-        M,
-        max(1, round(_CLASS_CODEBOOKS_PER_BIT * labels * math.log2(C)))
-        if setting == "auto"
-        else setting,
-    )
 
 
 class PosteriorCodes(CodeMethod):
@@ -149,7 +138,8 @@ class PosteriorCodes(CodeMethod):
         n, N = config.network, config.posterior.networks
         # Over convolutions logits learn few classes faster; cosines learn many classes of few items
         # better. The entropy needs cosines.
-        few_classes = C <= _FEW_CLASSES and not config.loss.lambda2
+        self.unseen = config.posterior.unseen_classes is True
+        few_classes = C <= _FEW_CLASSES and not self.entropy_weight
         linear = few_classes and not isinstance(backbone, MLP)
         width = cast(nn.Linear, backbone.head).in_features
         if isinstance(backbone, MLP):
@@ -172,7 +162,7 @@ class PosteriorCodes(CodeMethod):
             config.beta,
         )
         self.power, self._sharpened = nn.Buffer(torch.tensor(TEMPERATURE_POWER)), False
-        self._make_codebooks(count_class_codebooks(config, C), generator)
+        self._make_codebooks(self._count_class_codebooks(), generator)
         # Trunks of images give features of any scale; embeddings are standardised.
         self.even = (
             nn.LayerNorm(width, elementwise_affine=False)
@@ -180,20 +170,28 @@ class PosteriorCodes(CodeMethod):
             else nn.Identity()
         )
 
-        module: Any = self  # as the next two are not typed
-        module.register_load_state_dict_pre_hook(_make_loaded_codebooks)
-        module.register_load_state_dict_post_hook(_set_constants)
         self.extra_losses = ExtraLosses(config.loss.extra, config.training.seed)
         self.consistent = (
             config.network.weights != "none"
             and config.posterior.propagation > 0
-            and not isinstance(backbone, MLP)
+            and not (self.unseen or isinstance(backbone, MLP))
         )
         """Whether unlabelled images are learnt by consistency."""
         self.accuracy: float | None = None
         """Expected accuracy on unseen items, estimated from the labels; None: unknown, as with
         convolutions."""
         self.pseudo_labels: PseudoLabels | None = None
+
+    def _count_class_codebooks(self, labels: float = 1.0) -> int:
+        """Number of class codebooks, for a mean number of labels an item: all if codes are short or
+        labels many, none (joint codebooks) for classes without labels."""
+        setting = self.config.posterior.class_codebooks
+        automatic = max(1, round(_CLASS_CODEBOOKS_PER_BIT * labels * math.log2(self.C)))
+        if self.unseen:
+            return 0
+        if not self.config.posterior.feature_weight:
+            return self.M
+        return min(self.M, automatic if setting == "auto" else setting)
 
     def _make_codebooks(self, A: int, generator: torch.Generator | None = None) -> None:
         """Make codebooks for classes, A of them, and for features, to be fitted later."""
@@ -207,6 +205,25 @@ class PosteriorCodes(CodeMethod):
         tables = torch.randn(A, self.K, self.C, generator=generator)
         coded = torch.randn(self.M - A, self.K, E if A else self.C + E, generator=generator)
         self.place(ClassCodebooks(False, tables, tables), coded, torch.ones(2))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **options: Any) -> Any:
+        """Load a state, with its number of class codebooks, which followed from the labels."""
+        if (A := len(state_dict["tables"])) != self.A:
+            self._make_codebooks(A)
+        keys = super().load_state_dict(state_dict, *args, **options)
+        # Python's values, for exporters: they decide the branches of a forward pass.
+        self._by_logits, self._sharpened = bool(self.by_logits), bool(self.power > 1)
+        return keys
+
+    @property
+    def entropy_weight(self) -> float:
+        """λ2, the weight of the entropy of unlabelled items."""
+        return UNSEEN_ENTROPY if self.unseen else self.config.loss.lambda2
+
+    @property
+    def feature_weight(self) -> float:
+        """Weight of the similarity of the features in a score; the classes have the rest."""
+        return UNSEEN_FEATURES if self.unseen else self.config.posterior.feature_weight
 
     def codebooks(self) -> Tensor:
         return self.pq_codewords
@@ -389,35 +406,54 @@ class PosteriorCodes(CodeMethod):
         y: NDArray[np.float32],
         unlabelled: NDArray[np.int64],
     ) -> None:
-        """Count the labels of an item, estimate the accuracy from them, propagate them to
-        unlabelled items, and choose the noise, if ``network.noise`` is ``auto`` and class networks
-        take the input directly. With convolutions they are only counted, as pixel distances mean
-        little."""
-        backbone, config = self.backbone, self.config
+        """Count the labels of an item, estimate the accuracy from them, recognise classes without
+        labels, propagate labels to unlabelled items, and choose the noise, if ``network.noise`` is
+        ``auto`` and class networks take the input directly. With convolutions they are only
+        counted, as pixel distances mean little."""
+        if isinstance(self.backbone, MLP):
+            self._learn_from_vectors(reader, rows, y, unlabelled)
         labels = float(y.sum() / max(1, y.any(axis=1).sum()))
-        if (A := count_class_codebooks(config, self.C, labels)) != self.A:
+        if (A := self._count_class_codebooks(labels)) != self.A:
             self._make_codebooks(A)
-        if not isinstance(backbone, MLP):
-            return
+
+    def _learn_from_vectors(
+        self,
+        reader: Reader,
+        rows: NDArray[np.int64],
+        y: NDArray[np.float32],
+        unlabelled: NDArray[np.int64],
+    ) -> None:
+        """The part of :meth:`fit_labels` that compares vectors."""
+        config, head = self.config, cast(SubspaceHeads, self.backbone.head)
         stride = -(-len(rows) // MOST_ROWS)
         x, readable = self._vectors(reader, rows[::stride])
-        noise, self.accuracy = leave_one_out(x, y[::stride][readable])
+        labels = y[::stride][readable]
+        noise, self.accuracy = leave_one_out(x, labels)
         log.info(
             "%d labelled items: leave-one-out accuracy %.0f %%", len(rows), 100 * self.accuracy
         )
-        if config.network.noise == "auto" and not backbone.spec.hidden:
-            cast(SubspaceHeads, backbone.head).noise = noise
+        if config.network.noise == "auto" and not self.backbone.spec.hidden:
+            head.noise = noise
             log.info("input noise with standard deviation %.2f", noise)
-        if config.training.batch_unlabelled:
-            self.pseudo_labels = propagate_labels(
-                functools.partial(self._vectors, reader),
-                rows,
-                y,
-                unlabelled,
-                labels_per_class=config.posterior.propagation,
-                accuracy=self.accuracy,
-                seed=config.training.seed,
+        if not config.training.batch_unlabelled:
+            return
+        if config.posterior.unseen_classes == "auto" and len(unlabelled):
+            stride = -(-len(unlabelled) // MOST_COMPARED)
+            self.unseen = has_unseen_classes(
+                x, labels, self._vectors(reader, unlabelled[::stride])[0]
             )
+        if self.unseen:
+            log.info("many unlabelled items are of none of the labelled classes")
+            return
+        self.pseudo_labels = propagate_labels(
+            functools.partial(self._vectors, reader),
+            rows,
+            y,
+            unlabelled,
+            labels_per_class=config.posterior.propagation,
+            accuracy=self.accuracy,
+            seed=config.training.seed,
+        )
 
     @torch.no_grad()
     def _vectors(
@@ -430,7 +466,7 @@ class PosteriorCodes(CodeMethod):
 
     @property
     def uses_unlabelled(self) -> bool:  # type: ignore[override]
-        return self.consistent or self.pseudo_labels is not None or self.config.loss.lambda2 > 0
+        return self.consistent or self.pseudo_labels is not None or self.entropy_weight > 0
 
     def optimizer(self, config: Config) -> torch.optim.Optimizer:
         """Adam, with larger steps for class networks that are perceptrons or over a pretrained
@@ -475,7 +511,7 @@ class PosteriorCodes(CodeMethod):
         if pseudo_labels is not None and len(raw) > n:
             p = torch.from_numpy(pseudo_labels.of(batch.unlabelled_rows)).to(raw.device)
             parts["propagation"] = self._cross_entropy(raw[n:], p)
-        if self.classifier is not None and loss.lambda2 and len(raw) > n:
+        if self.classifier is not None and self.entropy_weight and len(raw) > n:
             directions = self.directions(reverse_gradient(raw[n:]))
             parts["entropy"] = subspace_entropy(directions, self.classifier.raw, self.beta)
         share = loss.lambda1 * (pseudo_labels.weight if pseudo_labels is not None else 0)
@@ -484,7 +520,7 @@ class PosteriorCodes(CodeMethod):
             classification=loss.lambda1,
             consistency=loss.lambda1,
             propagation=share,
-            entropy=-loss.lambda2,
+            entropy=-self.entropy_weight,
         )
         return self.extra_losses.add(losses, raw, batch.y)
 
@@ -505,11 +541,7 @@ class PosteriorCodes(CodeMethod):
         config = self.eval().config
         parts = [self.features(x) for x in sample(_ITEMS if final else _ITEMS // 2)]
         features, raw = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-        K, seed, w = (
-            config.quantizer.codewords,
-            config.training.seed,
-            config.posterior.feature_weight,
-        )
+        K, seed, w = config.quantizer.codewords, config.training.seed, self.feature_weight
         check_targets(self.mean_posterior(raw), K)
         if self.accuracy is not None:
             self.fit_power(self.mean_posterior(raw), self.accuracy)
@@ -533,17 +565,3 @@ class PosteriorCodes(CodeMethod):
             no_codewords = words.new_zeros(0, K, posterior.shape[1])
             class_codebooks = ClassCodebooks(False, no_codewords, no_codewords)
         self.place(class_codebooks, words, weights)
-
-
-def _make_loaded_codebooks(
-    network: PosteriorCodes, state: Mapping[str, Any], prefix: str, *args: object
-) -> None:
-    """Make as many class codebooks as a state to be loaded has: they follow from the labels."""
-    tables = state.get(f"{prefix}tables", network.tables)
-    if tables.shape[1:] == network.tables.shape[1:] and network.A != len(tables) <= network.M:
-        network._make_codebooks(len(tables))
-
-
-def _set_constants(network: PosteriorCodes, incompatible_keys: object) -> None:
-    """Note as Python's values, for exporters, what decides the branches of a forward pass."""
-    network._by_logits, network._sharpened = bool(network.by_logits), bool(network.power > 1)

@@ -12,7 +12,7 @@ As α grows, the layer approaches the hard assignment used to encode items. The 
 x_m·c_m[b_m].
 
 The full paper was not available: the loss is as cited by others. Deviations: triplets are all those
-among at most ``group`` labelled items of a batch, not a selection per mini-epoch; sub-vectors have
+of a batch, not a selection per mini-epoch; sub-vectors have
 the length of the other methods (``quantizer.subdim``); similarities are multiplied by ``scale`` = 8
 in the loss, chosen on held-out items; with the paper's 1 the sigmoid is nearly linear.
 """
@@ -30,26 +30,17 @@ from .coders import ProductCoder
 from .trainable import TrainingBatch
 
 
-def asymmetric_triplets(
-    x: Tensor, q: Tensor, labels: Tensor, *, group: int = 128, scale: float = 8.0
-) -> Tensor:
+def asymmetric_triplets(x: Tensor, q: Tensor, labels: Tensor, *, scale: float = 8.0) -> Tensor:
     """Mean over all triplets (a, p, n) of σ(scale <x_a, q_n> - scale <x_a, q_p>), a scalar: eq. 15;
     0 without triplets.
 
-    x are vectors and q quantised ones, float [B, D], with multi-hot labels [B, C]; triplets are
-    within groups of at most ``group`` consecutive rows, which makes memory O(B · group²) instead of
-    O(B³).
+    x are vectors and q quantised ones, float [B, D], with multi-hot labels [B, C]; O(B³) memory.
     """
-    groups = max(1, -(-len(x) // group))
-    total, count = x.new_zeros(()), x.new_zeros(())
-    for xg, qg, yg in zip(x.chunk(groups), q.chunk(groups), labels.chunk(groups), strict=True):
-        similarity = scale * (xg @ qg.T)
-        positive, negative = label_pairs(yg, xg)
-        anchor, positive_row = positive.nonzero(as_tuple=True)
-        loss = (similarity[anchor] - similarity[anchor, positive_row][:, None]).sigmoid()
-        total = total + (loss * negative[anchor]).sum()
-        count = count + negative[anchor].sum()
-    return total / count.clamp_min(1)
+    similarity = scale * (x @ q.T)
+    positive, negative = label_pairs(labels, x)
+    anchor, positive_row = positive.nonzero(as_tuple=True)
+    loss = (similarity[anchor] - similarity[anchor, positive_row][:, None]).sigmoid()
+    return (loss * negative[anchor]).sum() / negative[anchor].sum().clamp_min(1)
 
 
 def soft_quantise(x: Tensor, Z: Tensor, alpha: float) -> Tensor:

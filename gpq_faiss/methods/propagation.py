@@ -53,7 +53,6 @@ _LIST, _VISITED = 125, 12
 """Neighbours are searched in lists of about so many items, and so many lists are visited: of 58,000
 items (CIFAR-10 features) nine of ten neighbours are found in a third of the time, up to 1,500 items
 all."""
-_ROWS = 4096  # items per block of the neighbour search
 _FOLDS, _LEFT_OUT = 5, 400
 """A fifth of the labels is left out at a time, until about 400 have been."""
 
@@ -151,10 +150,8 @@ def propagate(graph: scipy.sparse.csr_array, labelled: Rows, y: Floats) -> Float
     start = np.zeros((graph.shape[0], y.shape[1]), np.float32)
     start[labelled] = y / y.sum(axis=1, keepdims=True)
     scores = start
-    with stage("propagating labels", ITERATIONS, "iteration") as iterating:
-        for _ in range(ITERATIONS):
-            scores = ALPHA * (graph @ scores) + (1 - ALPHA) * start
-            iterating.advance()
+    for _ in range(ITERATIONS):
+        scores = ALPHA * (graph @ scores) + (1 - ALPHA) * start
     mass = scores.sum(axis=0)
     scores = scores * np.divide(start.sum(axis=0), mass, out=np.zeros_like(mass), where=mass > 0)
     # Divide rows by their maximum first, or the power would underflow.
@@ -199,13 +196,8 @@ def neighbour_graph(x: NDArray[np.float32], k: int = NEIGHBOURS) -> scipy.sparse
     index.train(unit)
     index.add(unit)
     index.nprobe = _VISITED
-    cosines = np.empty((n, min(k + 1, n)), np.float32)
-    ids = np.empty(cosines.shape, np.int64)
-    with stage("neighbours", n) as looking:
-        for start in range(0, n, _ROWS):
-            block = slice(start, min(start + _ROWS, n))
-            cosines[block], ids[block] = index.search(unit[block], cosines.shape[1])
-            looking.advance(block.stop - block.start)
+    with stage("neighbours"):
+        cosines, ids = index.search(unit, min(k + 1, n))
     # An item is usually its own nearest neighbour, but duplicates may come first.
     valid = (ids != np.arange(n)[:, None]) & (ids >= 0)
     valid &= valid.cumsum(axis=1) <= k

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -89,178 +89,199 @@ class MethodEntry:
             ) from None
 
 
-def _array(
-    path: str,
-    learns: Learns,
-    code: CodeKind,
-    summary: str,
-    citation: str,
-    departs: str = "",
-    **options: Any,
-) -> MethodEntry:
-    module, attribute = path.split(".")
-    entry = summary, citation, learns, code, f".{module}", attribute
-    return MethodEntry(*entry, departs=departs, **options)
-
-
-def _deep(name: str, *args: Any) -> MethodEntry:
-    return _array(f"{name}.{name.upper()}", *args, deep=True)
-
-
-def _gpq(summary: str, citation: str = "Jang and Cho, CVPR 2020", **options: Any) -> MethodEntry:
-    options = {"deep": True, "revision": 6} | options
-    return _array("gpq.build_gpq", "semi-supervised", "quantiser", summary, citation, **options)
-
+_GPQ = MethodEntry(
+    "generalised product quantisation: N-pair loss, sub-space classifiers, entropy mini-max",
+    "Jang and Cho, CVPR 2020",
+    "semi-supervised",
+    "quantiser",
+    ".gpq",
+    "build_gpq",
+    deep=True,
+    revision=6,
+)
 
 METHODS: dict[str, MethodEntry] = {
-    "gpq": _gpq(
-        "generalised product quantisation: N-pair loss, sub-space classifiers, entropy mini-max"
+    "gpq": _GPQ,
+    "gpq-f": replace(
+        _GPQ,
+        summary="gpq with CNN-F as the network",
+        changes={"network": {"backbone": "cnnf"}},
     ),
-    "gpq-f": _gpq("gpq with CNN-F as the network", changes={"network": {"backbone": "cnnf"}}),
-    "gpq-h": _gpq(
-        "gpq without classifiers and entropy (λ1 = λ2 = 0)",
+    "gpq-h": replace(
+        _GPQ,
+        summary="gpq without classifiers and entropy (λ1 = λ2 = 0)",
         changes={"loss": {"lambda1": 0.0, "lambda2": 0.0}},
     ),
-    "gpq-t": _gpq(
-        "gpq with the triplet loss in place of the N-pair loss", changes={"method": "gpq-triplet"}
+    "gpq-t": replace(
+        _GPQ,
+        summary="gpq with the triplet loss in place of the N-pair loss",
+        changes={"method": "gpq-triplet"},
     ),
-    "posterior": _gpq(
-        "class-posterior codes: codewords that add up to the class probabilities, and to what these "
-        "leave of the features",
-        "this package",
+    "posterior": replace(
+        _GPQ,
+        summary="class-posterior codes: codewords that add up to the class probabilities, and to "
+        "what these leave of the features",
+        citation="this package",
         departs="not GPQ: class networks come first, their codes after",
-        revision=10,
+        revision=11,
     ),
-    "ssgah": _deep(
-        "ssgah",
-        "semi-supervised",
-        "binary",
+    "ssgah": MethodEntry(
         "semi-supervised generative adversarial hashing",
         "Wang, Hu, Cheng and Hou, ECCV 2018",
-        "the synthetic triplets weigh 0.03",
-    ),
-    "bgdh": _deep(
-        "bgdh",
         "semi-supervised",
         "binary",
+        ".ssgah",
+        "SSGAH",
+        deep=True,
+        departs="the synthetic triplets weigh 0.03",
+    ),
+    "bgdh": MethodEntry(
         "deep hashing with a bipartite graph of labelled and unlabelled items",
         "Yan, Zhang and Li, IJCAI 2017",
-    ),
-    "ssdh": _deep(
-        "ssdh",
         "semi-supervised",
         "binary",
+        ".bgdh",
+        "BGDH",
+        deep=True,
+    ),
+    "ssdh": MethodEntry(
         "semi-supervised deep hashing: triplet ranking and an online graph",
         "Zhang and Peng, TCSVT 2017",
-        "its ranking term is halved, and near and far pairs count half each, however many",
+        "semi-supervised",
+        "binary",
+        ".ssdh",
+        "SSDH",
+        deep=True,
+        departs="its ranking term is halved, and near and far pairs count half each, however many",
     ),
-    "pqn": _deep(
-        "pqn",
-        "supervised",
-        "quantiser",
+    "pqn": MethodEntry(
         "product quantisation network: soft assignment, asymmetric triplet loss",
         "Yu, Yuan, Fang and Jin, ECCV 2018",
-    ),
-    "dtq": _deep(
-        "dtq",
         "supervised",
         "quantiser",
+        ".pqn",
+        "PQN",
+        deep=True,
+    ),
+    "dtq": MethodEntry(
         "deep triplet quantisation: triplets and a composite quantiser with orthogonal codebooks",
         "Liu, Cao, Long, Wang and Wang, ACM MM 2018",
-        "its codebooks start from residual k-means",
-    ),
-    "dqn": _deep(
-        "dqn",
         "supervised",
         "quantiser",
+        ".dtq",
+        "DTQ",
+        deep=True,
+        departs="its codebooks start from residual k-means",
+    ),
+    "dqn": MethodEntry(
         "deep quantisation network: pairwise cosine loss and a product quantisation loss",
         "Cao, Long, Wang, Zhu and Wen, AAAI 2016",
-    ),
-    "subic": _deep(
-        "subic",
         "supervised",
-        "binary",
+        "quantiser",
+        ".dqn",
+        "DQN",
+        deep=True,
+    ),
+    "subic": MethodEntry(
         "structured binary code: one-hot blocks with entropy losses",
         "Jain, Zepeda, Pérez and Gribonval, ICCV 2017",
-        "its blocks have K = 16",
-    ),
-    "ninh": _deep(
-        "ninh",
         "supervised",
         "binary",
+        ".subic",
+        "SUBIC",
+        deep=True,
+        departs="its blocks have K = 16",
+    ),
+    "ninh": MethodEntry(
         "network in network hashing: triplet ranking, a small layer per bit",
         "Lai, Pan, Liu and Yan, CVPR 2015",
-    ),
-    "cnnh": _deep(
-        "cnnh",
         "supervised",
         "binary",
+        ".ninh",
+        "NINH",
+        deep=True,
+    ),
+    "cnnh": MethodEntry(
         "codes from a factorised similarity matrix, then a network that learns them",
         "Xia, Pan, Lai, Liu and Yan, AAAI 2014",
+        "supervised",
+        "binary",
+        ".cnnh",
+        "CNNH",
+        deep=True,
     ),
-    "lopq": _array(
-        "lopq.LOPQ",
-        "unsupervised",
-        "quantiser",
+    "lopq": MethodEntry(
         "locally optimised product quantisation: a rotation and codebooks per coarse cell",
         "Kalantidis and Avrithis, CVPR 2014",
-    ),
-    "opq": _array(
-        "faiss_codec.OPQ",
         "unsupervised",
         "quantiser",
+        ".lopq",
+        "LOPQ",
+    ),
+    "opq": MethodEntry(
         "optimised product quantisation: a rotation, then PQ",
         "Ge, He, Ke and Sun, CVPR 2013",
-    ),
-    "pq": _array(
-        "faiss_codec.PQ",
         "unsupervised",
         "quantiser",
+        ".faiss_codec",
+        "OPQ",
+    ),
+    "pq": MethodEntry(
         "product quantisation: k-means in each part of the vector",
         "Jégou, Douze and Schmid, TPAMI 2011",
+        "unsupervised",
+        "quantiser",
+        ".faiss_codec",
+        "PQ",
     ),
-    "sdh": _array(
-        "sdh.SDH",
-        "supervised",
-        "binary",
+    "sdh": MethodEntry(
         "supervised discrete hashing: bits that a linear classifier can use",
         "Shen, Shen, Liu and Shen, CVPR 2015",
-    ),
-    "itq": _array(
-        "faiss_codec.ITQ",
-        "unsupervised",
+        "supervised",
         "binary",
+        ".sdh",
+        "SDH",
+    ),
+    "itq": MethodEntry(
         "iterative quantisation: signs of rotated principal components",
         "Gong, Lazebnik, Gordo and Perronnin, TPAMI 2013",
-        departs="vectors are scaled to length 1 first, as Faiss does it",
-    ),
-    "sh": _array(
-        "sh.SH",
         "unsupervised",
         "binary",
+        ".faiss_codec",
+        "ITQ",
+        departs="vectors are scaled to length 1 first, as Faiss does it",
+    ),
+    "sh": MethodEntry(
         "spectral hashing: signs of sines along the principal components",
         "Weiss, Torralba and Fergus, NIPS 2008",
-    ),
-    "float": _array(
-        "uncompressed.FloatFeatures",
         "unsupervised",
-        "none",
+        "binary",
+        ".sh",
+        "SH",
+    ),
+    "float": MethodEntry(
         "the features themselves, exact cosine, no compression",
         "none",
-    ),
-    "classifier": _array(
-        "uncompressed.Classifier",
-        "supervised",
+        "unsupervised",
         "none",
+        ".uncompressed",
+        "FloatFeatures",
+    ),
+    "classifier": MethodEntry(
         "class probabilities of a supervised two-layer net, inner product, no compression",
         "Sablayrolles, Douze, Usunier and Jégou, ICASSP 2017",
-    ),
-    "classifier-6": _array(
-        "uncompressed.SixClassifiers",
         "supervised",
         "none",
+        ".uncompressed",
+        "Classifier",
+    ),
+    "classifier-6": MethodEntry(
         "the mean of six such nets, inner product, no compression",
         "none",
+        "supervised",
+        "none",
+        ".uncompressed",
+        "SixClassifiers",
     ),
 }
 
@@ -287,15 +308,15 @@ def find_method(name: str) -> MethodEntry:
         UsageError: an unknown name (the message lists all), or a plugin that cannot be loaded.
     """
     if name.startswith(FAISS):
-        codec = f"codec of Faiss, {name.removeprefix(FAISS)}"
-        return _array("faiss_codec.FaissCodec", "unsupervised", "quantiser", codec, "Faiss")
+        summary = f"codec of Faiss, {name.removeprefix(FAISS)}"
+        kind: tuple[Learns, CodeKind] = "unsupervised", "quantiser"
+        return MethodEntry(summary, "Faiss", *kind, ".faiss_codec", "FaissCodec")
     plugin = find_plugin("methods", name, METHODS)
     if plugin is not None:
         entry = plugin.load()
         if not isinstance(entry, MethodEntry):
             raise plugin.error(
-                f"is a {type(entry).__name__}: a MethodEntry of gpq_faiss.methods.registry is "
-                "needed"
+                "is no method: a MethodEntry of gpq_faiss.methods.registry is needed"
             )
         return entry
     if name not in METHODS:

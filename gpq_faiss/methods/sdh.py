@@ -40,7 +40,7 @@ Doubles = NDArray[np.float64]
 _ANCHORS, _ITERATIONS = 2000, 5
 _LAMBDA, _NU, _RIDGE = 1.0, 1e-5, 1e-3
 _BLOCK_ROWS = 4096  # of kernels per block
-_SWEEPS = 10  # over all bits per iteration; stops early if none changes
+_SWEEPS = 10  # over all bits per iteration
 
 
 class SDH(BinaryMethod):
@@ -100,17 +100,14 @@ def discrete_codes(B: Doubles, W: Doubles, Q: Doubles, sweeps: int = _SWEEPS) ->
     """B in ±1 [n, bits] that lowers ||B W||² - 2 Tr(Bᵀ Q) bit by bit (B-step); W [bits, C], Q [n,
     bits].
 
-    Each bit of each item is set to its optimum with the others fixed, in up to ``sweeps`` passes or
-    until none changes. A bit without effect is unchanged.
+    Each bit of each item is set to its optimum with the others fixed, in ``sweeps`` passes. A bit
+    without effect is unchanged.
     """
     B = B.copy()
     gram = W @ W.T
     for _ in range(sweeps):
-        before = B.copy()
         for bit in range(B.shape[1]):
             other_bits = B @ gram[:, bit] - B[:, bit] * gram[bit, bit]
             pull = Q[:, bit] - other_bits
             B[:, bit] = np.where(pull > 0, 1.0, np.where(pull < 0, -1.0, B[:, bit]))
-        if np.array_equal(B, before):
-            break
     return B

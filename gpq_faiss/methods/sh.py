@@ -48,12 +48,9 @@ class SH(BinaryMethod):
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
         mean: NDArray[np.float64] = x.mean(axis=0, dtype=np.float64)
-        # From centred rows, in blocks: E[xx'] - mm' would lose small variances far from the origin.
-        covariance = np.zeros((x.shape[1], x.shape[1]))
-        for i in range(0, len(x), 8192):
-            centred = x[i : i + 8192] - mean
-            covariance += centred.T @ centred
-        variances, vectors = np.linalg.eigh(covariance / len(x))
+        # From centred rows: E[xx'] - mm' would lose small variances far from the origin.
+        centred = x - mean
+        variances, vectors = np.linalg.eigh(centred.T @ centred / len(x))
         order = np.argsort(-variances, kind="stable")[: self.bits]
         axes: NDArray[np.float64] = vectors[:, order].T
         # An eigenvector's sign is arbitrary: here its largest entry is positive.
@@ -65,8 +62,7 @@ class SH(BinaryMethod):
         low, high = y.min(axis=0), y.max(axis=0)
         # An axis without extent has no function with a small eigenvalue; rounding must not give it
         # one.
-        longest = float((high - low).max())
-        real = high - low > 1e-5 * longest
+        real = high - low > 1e-5 * float((high - low).max())
         if not real.any():
             raise DataError(
                 f"{self.name}: all training vectors are equal: give at least 2 different ones"

@@ -35,6 +35,7 @@ Where an equation of the paper was not available, the form above is used. Deviat
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import cast
 
@@ -191,8 +192,8 @@ class SSGAH(Baseline):
         a, p, q = draw_triplets(batch.y, batch.generator)
 
         def blurred(*items: Tensor) -> list[Tensor]:
-            noise = (torch.randn(t.shape, generator=batch.generator).to(t.device) for t in items)
-            return [t + self.blur * drawn for t, drawn in zip(items, noise, strict=True)]
+            draw = functools.partial(torch.randn, generator=batch.generator)
+            return [t + self.blur * draw(t.shape).to(t.device) for t in items]
 
         fake = F.softplus(self.discriminator(*blurred(v, *still))).mean()  # -log(1 - D)
         parts["discriminator"] = fake

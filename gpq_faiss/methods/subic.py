@@ -27,7 +27,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import UsageError
 from ..losses.classification import cross_entropy, shares
 from .baseline import Baseline
 from .coders import ProductCoder
@@ -58,8 +57,6 @@ class SUBIC(Baseline):
     """Weights of the mean entropy and of the batch entropy."""
 
     def build(self) -> None:
-        if self.n_classes < 2:
-            raise UsageError(f"subic: {self.n_classes} class: a classifier needs at least 2")
         width = self.output_width()
         self.classifier = nn.Linear(width, self.n_classes)
         draws, bound = torch.Generator().manual_seed(self.seed + 1), 1 / math.sqrt(width)

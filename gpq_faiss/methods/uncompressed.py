@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..data.labels import Labels, rows_that
-from ..errors import DataError
+from ..data.labels import Labels
 from .coders import Coder, Codes, Floats, dot_rows
 from .leave_one_out import leave_one_out
 
@@ -38,17 +37,10 @@ class FloatFeatures(Coder):
         self._store(x.shape[1])
 
     def _store(self, numbers: int) -> None:
-        self.code_size = 4 * numbers
-        self.bits = 8 * self.code_size
+        self.code_size, self.bits = 4 * numbers, 32 * numbers
 
     def _stored(self, x: Floats) -> Floats:
         """What is stored of vectors, and compared."""
-        zero = np.flatnonzero(~x.any(axis=1))
-        if zero.size:
-            raise DataError(
-                f"{self.name}: {rows_that(zero, 'are')} all zero and have no direction: "
-                "leave them out"
-            )
         return x
 
     def _encode(self, x: Floats) -> Codes:

@@ -27,7 +27,7 @@ def assign(targets: Tensor, codewords: Tensor, beam: int = BEAM) -> Tensor:
     The search keeps the best ``beam`` partial sums of each target.
     """
     residual = targets.unsqueeze(1)
-    chosen = _none(targets)
+    chosen = targets.new_zeros(targets.shape[0], 1, 0, dtype=torch.long)
     for m, words in enumerate(codewords):
         # |left - codeword|² for every partial sum and codeword: float [B, beam, K].
         distance = (
@@ -52,7 +52,7 @@ def assign_logits(targets: Tensor, codewords: Tensor, beam: int = BEAM) -> Tenso
     # renormalises.
     posterior = targets.new_full((B, 1, C), 1.0 / C)
     cost = targets.new_zeros(B, 1)
-    chosen = _none(targets)
+    chosen = targets.new_zeros(B, 1, 0, dtype=torch.long)
     for m, words in enumerate(codewords):
         scale = posterior @ factors[m].T
         total = cost.unsqueeze(2) - (targets @ words.T).unsqueeze(1) + scale.log()
@@ -60,12 +60,6 @@ def assign_logits(targets: Tensor, codewords: Tensor, beam: int = BEAM) -> Tenso
         posterior = posterior.gather(1, parent.expand(-1, -1, C)) * factors[m][word]
         posterior = posterior / posterior.sum(dim=2, keepdim=True)
     return chosen[:, 0]
-
-
-def _none(targets: Tensor) -> Tensor:
-    """Return one partial sum without codewords for each target, int64 [B, 1, 0]."""
-    # Not len(): an exporter would take it for a constant.
-    return torch.zeros(targets.shape[0], 1, 0, dtype=torch.long, device=targets.device)
 
 
 def _best(cost: Tensor, chosen: Tensor, beam: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -7,6 +7,7 @@ in one linear layer ``head`` to D. Intra-normalisation is not part of it
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from ..config import Config
 from ..data.base import Dataset, FeatureDataset
-from ..errors import DataError, UsageError, one_line, optional
+from ..errors import UsageError, one_line, optional
 from ..plugins import Plugin, find_plugin, plugin_names
 from .weights import imagenet_state, load_into, read_weights
 
@@ -45,16 +46,7 @@ class Normalisation(nn.Module):
         self.std = nn.Buffer(torch.ones(width) if width else torch.tensor(std).view(1, 3, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return normalised items, shape as given.
-
-        Raises:
-            UsageError: another shape, or integers.
-        """
-        # Shapes and types only: constants for an exporter.
-        expected = ("B", 3, "S", "S") if self.mean.ndim == 4 else ("B", len(self.mean))
-        if x.ndim != len(expected) or x.shape[1] != expected[1] or not x.is_floating_point():
-            shape = ", ".join(map(str, expected))
-            raise UsageError(f"an input of {x.dtype} {list(x.shape)}: float [{shape}] is needed")
+        """Return normalised items, shape as given."""
         return (x - self.mean) / self.std
 
     @torch.no_grad()
@@ -167,13 +159,13 @@ def make_head(width: int, out_width: int, generator: torch.Generator | None = No
     return head
 
 
-def _convolutional(layers: list[nn.Module]) -> nn.Sequential:
-    """Return the layers in sequence, with He's initial weights of the convolutions."""
+def _he_initialised(layers: nn.Sequential) -> nn.Sequential:
+    """Return the layers, with He's initial weights of the convolutions."""
     for layer in layers:
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
             nn.init.zeros_(cast(Tensor, layer.bias))
-    return nn.Sequential(*layers)
+    return layers
 
 
 class VGG(Backbone):
@@ -188,22 +180,13 @@ class VGG(Backbone):
 
     def __init__(self, spec: BackboneSpec) -> None:
         super().__init__(spec)
-        layers: list[nn.Module] = []
-        width = 3
-        for item in (64, 64, "M", 128, 128, "M", 256, 256, 256, "M", 512, 512, 512):
-            if isinstance(item, int):
-                layers += [
-                    nn.Conv2d(width, item, 3, padding=1),
-                    nn.BatchNorm2d(item),
-                    nn.ReLU(inplace=True),
-                ]
-                width = item
-            else:
-                layers.append(nn.MaxPool2d(2))
-        self.features = _convolutional(layers)
+        from torchvision.models import vgg  # which takes a second
+
+        widths = [64, 64, "M", 128, 128, "M", 256, 256, 256, "M", 512, 512, 512]
+        self.features = _he_initialised(vgg.make_layers(widths, batch_norm=True))
         # Where averages are taken: the ReLU after conv3_3 or its max pool, and the ReLU after
         # conv4_3.
-        self.taps = (23 if spec.tap == "pool" else 22, len(layers) - 1)
+        self.taps = (23 if spec.tap == "pool" else 22, len(self.features) - 1)
         self.head = make_head(256 + 512, spec.out_width)
 
     def trunk_features(self, x: Tensor) -> Tensor:
@@ -248,7 +231,10 @@ class CNNF(Backbone):
             *(nn.Linear(256 * 6 * 6, 4096), nn.ReLU(inplace=True), nn.Dropout(0.5)),
             *(nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Dropout(0.5)),
         )
-        self.features, self.avgpool = _convolutional(layers), nn.AdaptiveAvgPool2d(6)
+        self.features, self.avgpool = (
+            _he_initialised(nn.Sequential(*layers)),
+            nn.AdaptiveAvgPool2d(6),
+        )
         self.classifier = classifier
         self.head = make_head(4096, spec.out_width)
 
@@ -313,11 +299,8 @@ class Trunk(Backbone):
         with torch.no_grad():
             out = self.trunk.eval()(torch.zeros(1, *shape))
         self.trunk.train()
-        if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != 1:
-            raise TypeError(
-                f"it gives {type(out).__name__} {list(getattr(out, 'shape', []))}, "
-                "not one vector per item"
-            )
+        if not isinstance(out, Tensor) or out.ndim != 2:
+            raise TypeError(f"it gives {type(out).__name__}, not one vector per item")
         self.head = make_head(int(out.shape[1]), spec.out_width)
 
     def trunk_features(self, x: Tensor) -> Tensor:
@@ -330,27 +313,18 @@ def _timm(spec: BackboneSpec, pretrained: bool) -> Trunk:
         "timm", f"backbone {spec.name} needs the package timm: pip install 'gpq-faiss[timm]'"
     )
     name = spec.name.removeprefix("timm/")
-
-    def make() -> nn.Module:
-        options: dict[str, Any] = {"pretrained": pretrained, "num_classes": 0}
-        try:
-            model: nn.Module = timm.create_model(name, img_size=spec.image_size, **options)
-        except TypeError:  # convolutional models have no img_size
-            model = timm.create_model(name, **options)
-        return model
-
+    create = functools.partial(timm.create_model, name, pretrained=pretrained, num_classes=0)
     try:
-        backbone = Trunk(spec, make)
+        try:
+            backbone = Trunk(spec, lambda: create(img_size=spec.image_size))
+        except TypeError:  # convolutional models have no img_size
+            backbone = Trunk(spec, create)
     except Exception as error:  # hub, http and timm errors have no common base
-        wrong = (
-            f"cannot make timm's model '{name}' for {spec.image_size} pixels ({one_line(error)})"
-        )
-        if not pretrained:
-            raise UsageError(f"{wrong}: see timm.list_models()") from error
-        raise DataError(
-            f"{wrong}: set network.weights to the path of its weights, or to none"
+        raise UsageError(
+            f"cannot make timm's model '{name}' for {spec.image_size} pixels ({one_line(error)}): "
+            "see timm.list_models(), or set network.weights to the path of its weights, or to none"
         ) from error
-    config = getattr(backbone.trunk, "pretrained_cfg", {})
+    config: dict[str, Any] = getattr(backbone.trunk, "pretrained_cfg", {})
     backbone.input = Normalisation(
         0, config.get("mean", IMAGENET_MEAN), config.get("std", IMAGENET_STD)
     )
@@ -386,15 +360,18 @@ def build_backbone(
         DataError: weights that are not available or do not fit.
     """
     name, plugin = spec.name, backbone_plugin(spec.name)
-    of_timm, perceptron = name.startswith("timm/"), name in ("mlp", "linear")
-    if plugin is None and name not in BACKBONES and not of_timm:
+    makers: dict[str, Callable[[BackboneSpec], Backbone]]
+    makers = {"vgg": VGG, "cnnf": CNNF, "mlp": MLP, "linear": MLP}
+    if name.startswith("timm/"):
+        makers[name] = functools.partial(_timm, pretrained=weights == "imagenet")
+    elif plugin is None and name not in makers:
         names = ", ".join([*BACKBONES, "timm/NAME", *plugin_names("backbones", BACKBONES)])
         raise UsageError(f"no backbone '{name}': choose one of {names}")
-    if spec.kind == "features" and plugin is None and not perceptron:
+    if spec.kind == "features" and plugin is None and makers[name] is not MLP:
         raise UsageError(
             f"backbone {name} takes images, but the data are features: choose mlp or linear"
         )
-    if weights == "imagenet" and name != "vgg" and not of_timm:
+    if weights == "imagenet" and name != "vgg" and not name.startswith("timm/"):
         raise UsageError(
             f"there are no ImageNet weights of backbone {name}: set network.weights to none, "
             "or to the path of a file"
@@ -404,15 +381,12 @@ def build_backbone(
     # would also reseed the devices.)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        backbone: Backbone
-        if of_timm:
-            backbone = _timm(spec, pretrained=weights == "imagenet")
-        elif plugin is not None:
+        if plugin is not None:
             make = plugin.load()
             with plugin.running("be built"):
-                backbone = Trunk(spec, lambda: make(spec))
+                backbone: Backbone = Trunk(spec, lambda: make(spec))
         else:
-            backbone = MLP(spec) if perceptron else VGG(spec) if name == "vgg" else CNNF(spec)
+            backbone = makers[name](spec)
     if weights == "imagenet" and name == "vgg":
         load_into(backbone, imagenet_state(), "ImageNet weights of vgg16_bn")
     elif weights not in ("none", "imagenet"):

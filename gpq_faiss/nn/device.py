@@ -6,8 +6,6 @@ so that CPU search works without it.
 
 from __future__ import annotations
 
-import importlib.util
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -19,19 +17,6 @@ from ..errors import DeviceError, UsageError
 if TYPE_CHECKING:
     import torch
 
-log = logging.getLogger(__name__)
-
-
-def on_cpu(name: str) -> bool:
-    """Whether a device name means the CPU; ``auto`` does without a GPU or without torch.
-
-    Raises:
-        UsageError, DeviceError: as :func:`resolve_device`.
-    """
-    if name == "cpu" or (name == "auto" and importlib.util.find_spec("torch") is None):
-        return True
-    return resolve_device(name).type == "cpu"
-
 
 def resolve_device(name: str) -> torch.device:
     """Return the device ``cpu``, ``cuda``, ``cuda:N`` or ``auto`` (the first GPU, if any).
@@ -42,28 +27,21 @@ def resolve_device(name: str) -> torch.device:
     """
     import torch
 
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
-        if not torch.cuda.is_available():
-            return torch.device("cpu")
-        log.info("using the first GPU (--device cpu for the CPU)")
-        return torch.device("cuda", 0)
+        name = "cuda" if count else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UsageError(f"no device is called '{name}': use cpu, cuda, cuda:N or auto") from None
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"no device is called '{name}': use cpu, cuda, cuda:N or auto")
     if device.type == "cpu":
         return torch.device("cpu")
-    if device.type != "cuda":
-        raise UsageError(f"device '{name}' is not supported: use cpu, cuda, cuda:N or auto")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if count == 0:
-        raise DeviceError(
-            f"device '{name}' was requested, but torch sees no GPU here: use --device cpu"
-        )
     if (device.index or 0) >= count:
         raise DeviceError(
-            f"device '{name}' was requested, but there are {count} GPUs "
-            f"(cuda:0 to cuda:{count - 1})"
+            f"device '{name}' was requested, but torch sees {count or 'no'} GPU here: "
+            "use --device cpu"
         )
     return torch.device("cuda", device.index or 0)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -45,9 +47,7 @@ class SubspaceHeads(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map trunk features float [B, in_width] to raw sub-vectors [B, M·d]."""
         inputs, (M, W, hidden) = x.unsqueeze(0), self.into.shape
-        into: Tensor = self.into
-        bias: Tensor = self.bias
-        out: Tensor = self.out
+        into, bias, out = (cast(Tensor, p) for p in (self.into, self.bias, self.out))
         if self.training and self.noise:
             noise = torch.randn(M, *x.shape, device=x.device, dtype=x.dtype)
             inputs = torch.add(inputs, noise, alpha=self.noise)

@@ -6,21 +6,19 @@ Nothing is unpickled, or loaded partially.
 from __future__ import annotations
 
 import logging
-import socket
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..errors import DataError, one_line
-from ..inputs import check_memory, reading
+from ..inputs import reading
 
 log = logging.getLogger(__name__)
 
-_TIMEOUT = 30.0  # of downloads, in seconds; the default is to wait for ever
 _DESCRIPTION = (
     "a weights file (network.weights takes none, imagenet, or the path of a .safetensors file "
     "or a .pth that holds a state dict)"
@@ -40,28 +38,17 @@ def imagenet_state() -> dict[str, Tensor]:
     from torchvision.models import VGG16_BN_Weights
 
     weights = VGG16_BN_Weights.IMAGENET1K_V1
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(_TIMEOUT)
     try:
         state: dict[str, Tensor] = weights.get_state_dict(
             progress=False, check_hash=True, weights_only=True, map_location="cpu"
         )
-    except (
-        Exception
-    ) as error:  # urllib, ssl, socket, OSError, a bad hash: all mean the same to the user
-        name = weights.url.rsplit("/", 1)[-1]
-        destination = Path(torch.hub.get_dir()) / "checkpoints" / name
-        problem = (
-            f"{destination} is damaged"
-            if destination.exists()
-            else f"cannot download {name} to {destination.parent}"
-        )
+    except Exception as error:  # of urllib, ssl, the system, or a bad hash
+        folder = Path(torch.hub.get_dir()) / "checkpoints"
         raise DataError(
-            f"{problem} ({one_line(error)}): delete a damaged file, or download "
-            f"{weights.url} elsewhere and set network.weights to its path, or to none"
+            f"cannot download {weights.url} to {folder}, or the file there is damaged "
+            f"({one_line(error)}): delete a damaged file, or download it elsewhere and set "
+            "network.weights to its path, or to none"
         ) from error
-    finally:
-        socket.setdefaulttimeout(before)
     return state
 
 
@@ -75,21 +62,12 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     """
     path = Path(path)
     with reading(path, _DESCRIPTION):
-        if zipfile.is_zipfile(
-            path
-        ):  # torch.save's format: if compressed, it could expand to any size
-            with zipfile.ZipFile(path) as archive:
-                check_memory(sum(member.file_size for member in archive.infolist()), str(path))
         if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
             state: Any = load_file(path)
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
-        for key in ("state_dict", "model"):
-            if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
-                state = state[key]
-        if not isinstance(state, Mapping) or not all(isinstance(v, Tensor) for v in state.values()):
+        state = state.get("state_dict", state)
+        if not all(isinstance(value, Tensor) for value in state.values()):
             raise TypeError("not a state dict of tensors")
         return dict(state)
 

@@ -7,17 +7,18 @@ and log lines.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 from torch.optim import Optimizer
 
 from ..errors import DataError
 from ..files import atomic_path
-from ..inputs import parse_json
+from ..inputs import reading
 from ..methods.model import save_tensors
 from ..methods.trainable import TrainableMethod
 
@@ -55,13 +56,9 @@ class RunState:
         tensors |= {f"best.{name}": value for name, value in self.best_state.items()}
         for i, state in optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{i}.{name}": value for name, value in state.items()}
-        tensors = {
-            name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()
-        }
         values = {name: value for name, value in vars(self).items() if name != "best_state"}
-        metadata = {"identity": identity, "state": json.dumps(values)}
         with atomic_path(path) as temporary:
-            save_tensors(tensors, temporary, metadata=metadata)
+            save_tensors(tensors, temporary, {"identity": identity, "state": json.dumps(values)})
 
 
 def load_checkpoint(
@@ -70,39 +67,29 @@ def load_checkpoint(
     """Read a checkpoint into ``method`` and ``optimizer``, and return the state of its run.
 
     Raises:
-        DataError: damaged, of other settings or data, or of another network.
+        DataError: damaged, or of other settings, data or versions.
     """
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata()
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        values = parse_json(metadata["state"])
-    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
-        raise DataError(f"{path} is damaged ({error}): start again with --overwrite") from None
+    groups: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    content = "a checkpoint (--overwrite starts again)"
+    with reading(path, content), safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+        for name in file.keys():  # noqa: SIM118
+            group, key = name.split(".", 1)
+            groups[group][key] = file.get_tensor(name)
     if metadata.get("identity") != identity:
         raise DataError(
             f"{path.parent} was begun with other settings, data or versions: give the same ones "
             "to --resume it, or start again with --overwrite"
         )
-    groups: dict[str, dict[str, Tensor]] = {"method": {}, "best": {}, "optimizer": {}}
-    for name, tensor in tensors.items():
-        kind, key = name.split(".", 1)
-        groups[kind][key] = tensor
-    state: dict[int, dict[str, Tensor]] = {}
+    state: dict[int, dict[str, Tensor]] = defaultdict(dict)
     for name, tensor in groups["optimizer"].items():
         i, key = name.split(".", 1)
-        state.setdefault(int(i), {})[key] = tensor
-    try:
-        method.load_state_dict(groups["method"])
-        optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
-        # A fused optimizer takes for granted that its state has the memory format of the weights.
-        for weight, moments in optimizer.state.items():
-            for name, value in moments.items():
-                if value.shape == weight.shape:
-                    moments[name] = torch.empty_like(weight).copy_(value)
-        return RunState(**values, best_state=groups["best"])
-    except (RuntimeError, TypeError, ValueError):
-        raise DataError(
-            f"{path} does not fit this network; it is from another version of gpq-faiss: "
-            "start again with --overwrite"
-        ) from None
+        state[int(i)][key] = tensor
+    method.load_state_dict(groups["method"])
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": dict(state)})
+    # A fused optimizer takes for granted that its state has the memory format of the weights.
+    for weight, moments in optimizer.state.items():
+        for name, value in moments.items():
+            if value.shape == weight.shape:
+                moments[name] = torch.empty_like(weight).copy_(value)
+    return RunState(**json.loads(metadata["state"]), best_state=groups["best"])

@@ -7,17 +7,16 @@ from typing import NamedTuple
 
 
 class Launch(NamedTuple):
-    """Rank and number of the processes of a training, over all machines and on this machine."""
+    """Rank and number of the processes of a training, and the rank on this machine."""
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
-    local_size: int = 1
 
 
 def launched() -> Launch:
     """Return what ``torchrun`` says in environment variables; without it, a single process."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return Launch()
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     return Launch(*(int(os.environ[name]) for name in names))

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
@@ -28,7 +27,6 @@ from ..data.protocols import Split
 from ..data.reader import Reader
 from ..errors import DataError
 from ..evaluation.ranking import rank_codes
-from ..inputs import check_memory
 from ..methods.registry import Builder
 from ..methods.trainable import TrainableMethod, TrainingBatch, embed_rows
 from ..nn.augment import random_flip_crop
@@ -49,9 +47,6 @@ _SMALL_STEP = 2e8
 _WARM_UP = 0.05
 """Share of the steps of a fine-tuning in which the learning rate rises."""
 
-Progress = Callable[[int, int, dict[str, float]], None]
-"""Called after each step with step, number of steps and latest figures."""
-
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -63,7 +58,7 @@ class RunOptions:
         amp: whether the backbone runs in bf16.
         validate_every: steps between validations and log lines.
         checkpoint_seconds: time between checkpoints.
-        progress: called after each step.
+        progress: called after each step with the step and the number of steps.
     """
 
     device: str = "cpu"
@@ -71,7 +66,7 @@ class RunOptions:
     amp: bool = False
     validate_every: int = 100
     checkpoint_seconds: float = 60.0
-    progress: Progress | None = None
+    progress: Callable[[int, int], None] | None = None
 
 
 class _Losses(nn.Module):
@@ -113,15 +108,9 @@ class Training:
     method: TrainableMethod
     run: RunState = field(default_factory=RunState)
 
-    @property
-    def device(self) -> torch.device:
-        """The device of the network."""
-        return torch.device(self.options.device)
-
-    @property
-    def steps(self) -> int:
-        """Number of optimizer steps, the same for supervised methods."""
-        return count_steps(self.config.training, self.labels.n_classes)
+    def __post_init__(self) -> None:
+        self.device = torch.device(self.options.device)
+        self.steps = count_steps(self.config.training, self.labels.n_classes)
 
     def seed(self, step: int) -> int:
         """Return the seed of the random numbers of a step, which differs between processes."""
@@ -135,9 +124,31 @@ class Training:
         for start in range(0, len(chosen), 500):
             yield to_input(self.reader.fetch(chosen[start : start + 500])[0], self.device)
 
+    def prepare(self) -> None:
+        """Let the method prepare before the first step, then move it to the device."""
+        method, reader, labelled = self.method, self.reader, self.labelled
+        with stage("statistics of the inputs"):
+            method.fit_inputs(reader, np.sort(np.concatenate([labelled, self.pool])))
+        with stage("statistics of the labels"):
+            unlabelled = np.setdiff1d(self.pool, labelled)
+            method.fit_labels(reader, labelled, self.labels.dense(labelled), unlabelled)
+        method.to(self.device)
+        if reader.image_size:
+            # Convolutions are up to twice as fast with channels last on both sides.
+            method.to(memory_format=torch.channels_last)
+
+    def threads(self) -> contextlib.AbstractContextManager[None]:
+        """Use one thread for small networks.
+
+        Threads wait for each other after every operation, and for long if another process is busy.
+        """
+        items = self.config.training.batch_labelled + self.config.training.batch_unlabelled
+        small = items * sum(p.numel() for p in self.method.parameters()) < _SMALL_STEP
+        return torch_threads(1) if small else contextlib.nullcontext()
+
     def batches(self, first: int) -> Iterator[TrainingBatch]:
         """Yield the batches from step ``first`` on, on the device."""
-        training, method, device = self.config.training, self.method, self.device
+        training, method = self.config.training, self.method
         sharing = self.group.rank, self.group.size
         labelled = EpochSampler(
             self.labelled, training.batch_labelled, (training.seed, LABELLED), *sharing
@@ -154,11 +165,102 @@ class Training:
         drawn = training_batches(self.reader, labelled, unlabelled, steps)
         for step, (values, rows, unlabelled_rows) in zip(steps, drawn, strict=True):
             generator = torch.Generator().manual_seed(self.seed(step))
-            x = to_input(values, device)
+            x = to_input(values, self.device)
             if augment != "none":
                 x = random_flip_crop(x, generator, flip=augment == "flip-crop", colour=colour)
-            y = torch.from_numpy(self.labels.dense(rows)).to(device, non_blocking=True)
+            y = torch.from_numpy(self.labels.dense(rows)).to(self.device, non_blocking=True)
             yield TrainingBatch(x, y, step, self.steps, generator, rows, unlabelled_rows)
+
+    def take_steps(self, optimizer: torch.optim.Optimizer, save: Callable[[], None]) -> None:
+        """Take the remaining steps; ``save`` writes the checkpoint.
+
+        A signal takes effect after a complete step, from which the run can be resumed exactly.
+        """
+        options, run, group = self.options, self.run, self.group
+        compute = group.distribute(_Losses(self.method))
+        saved = time.monotonic()
+        began = saved - run.seconds
+        with (
+            held_signals() as interrupted,
+            stage("training", self.steps, "step", done=run.step) as training,
+        ):
+            self.method.train()
+            batches = self.batches(run.step)
+            while run.step < self.steps:
+                losses = self._step(next(batches), compute, optimizer)
+                run.step, run.seconds = run.step + 1, time.monotonic() - began
+                due = run.step % options.validate_every == 0 or run.step == self.steps
+                if group.main and due:
+                    self._validate(losses, optimizer.param_groups[0]["lr"])
+                training.advance()
+                stop = any(group.gather(interrupted()))
+                if group.main and (stop or time.monotonic() - saved >= options.checkpoint_seconds):
+                    save()
+                    saved = time.monotonic()
+                if stop:
+                    raise KeyboardInterrupt
+                if group.main and options.progress is not None:
+                    options.progress(run.step, self.steps)
+
+    def _step(
+        self, batch: TrainingBatch, compute: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> dict[str, Tensor]:
+        """Take a step of the optimizer, and return the losses of the batch."""
+        rate = learning_rate(self.config, batch.step, batch.steps)
+        for group in optimizer.param_groups:
+            group["lr"] = rate * group.get("times", 1.0)
+        self.method.before_step(batch.step, batch.steps, self.sample)
+        optimizer.zero_grad()
+        # Dropout uses torch's global generators: seed them for this step.
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(self.seed(batch.step) ^ 1)
+            total, losses = compute(batch, self.options.amp)
+        total.backward()
+        optimizer.step()
+        self.method.after_step(batch.step)
+        return dict(losses)
+
+    def _validate(self, losses: dict[str, Tensor], rate: float) -> None:
+        """Log a line, and keep the weights if they are the best so far.
+
+        Raises:
+            DataError: the loss is not finite.
+        """
+        run, method = self.run, self.method
+        figures = {name: float(value) for name, value in losses.items()}
+        if not math.isfinite(figures["total"]):
+            raise DataError(
+                f"the loss became {figures['total']} at step {run.step}: "
+                "lower training.learning_rate"
+            )
+        if self.held_out.size:
+            method.fit_codebooks(self.sample, final=run.step == self.steps)
+            figures["validation_map"] = self._mean_average_precision()
+            if figures["validation_map"] > run.best:
+                run.best, run.best_step = figures["validation_map"], run.step
+                run.best_state = {
+                    name: value.detach().cpu().clone()
+                    for name, value in method.state_dict().items()
+                }
+            method.train()
+        line = {"step": run.step, "seconds": round(run.seconds, 3), "lr": rate}
+        run.lines.append(json.dumps(line | {k: round(value, 6) for k, value in figures.items()}))
+        message = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
+        log.info("step %d of %d  %s", run.step, self.steps, message)
+
+    def _mean_average_precision(self) -> float:
+        """Return the tie-aware mAP of the held-out rows.
+
+        Each is a query against the codes of the others.
+        """
+        data, coder = (self.method, self.reader, self.held_out, self.device), self.method.coder()
+        vectors, rows = embed_rows(*data)
+        xq, _ = embed_rows(*data, queries=True)
+        labels, codes = self.labels.take(rows).packed, coder.encode(vectors)
+
+        return rank_codes(
+            lambda q, c: coder.score(xq[q], c), codes, labels, labels, exclude=np.arange(len(rows))
+        ).map
 
 
 def fit(
@@ -197,28 +299,19 @@ def fit(
         image_size = config.network.image_size or dataset.native_size or 224
     with Reader(dataset, image_size) as reader:
         # Each of several processes reads its own images only, a step ahead.
-        if (group.size == 1 or not image_size) and reader.preload():
-            log.info("%s: %d items in memory", dataset.name, len(dataset))
+        if group.size == 1 or not image_size:
+            reader.preload()
         method = build(config, dataset, image_size, labels.n_classes)
         task = Training(config, options, group, reader, labels, labelled, held_out, pool, method)
-        _prepare(task)
+        task.prepare()
         optimizer, checkpoint = method.optimizer(config), folder / CHECKPOINT
-        with group.checked():
-            if options.resume and checkpoint.exists():
-                task.run = load_checkpoint(checkpoint, identity, method, optimizer)
-                log.info("resumed at step %d of %d", task.run.step, task.steps)
-        if len(set(group.gather(task.run.step))) > 1:
-            raise DataError(
-                f"{checkpoint} is not on all machines: copy it, or start again with --overwrite"
+        if options.resume and checkpoint.exists():
+            task.run = load_checkpoint(checkpoint, identity, method, optimizer)
+            log.info("resumed at step %d of %d", task.run.step, task.steps)
+        with task.threads():
+            task.take_steps(
+                optimizer, lambda: task.run.save(checkpoint, identity, method, optimizer)
             )
-        # Threads wait for each other after every operation, and for long if another process is
-        # busy: small networks use one thread.
-        size = sum(p.numel() for p in method.parameters())
-        size *= config.training.batch_labelled + config.training.batch_unlabelled
-        convolutional = any(p.ndim == 4 for p in method.parameters())
-        small = size < _SMALL_STEP and not convolutional
-        with torch_threads(1) if small else contextlib.nullcontext():
-            _loop(task, optimizer, lambda: task.run.save(checkpoint, identity, method, optimizer))
         if task.run.best_state:
             method.load_state_dict(task.run.best_state)
         # The last validation has fitted them, if its weights are the best.
@@ -227,116 +320,6 @@ def fit(
                 method.fit_codebooks(task.sample, final=True)
     reader.array = None  # which may be large
     return task
-
-
-def _prepare(task: Training) -> None:
-    """Let the method prepare before the first step, then move it to the device."""
-    method, device = task.method, task.device
-    if task.reader.image_size and device.type == "cpu":
-        _check_step_memory(task)
-    with stage("statistics of the inputs"):
-        method.fit_inputs(task.reader, np.sort(np.concatenate([task.labelled, task.pool])))
-    with stage("statistics of the labels"):
-        y, unlabelled = task.labels.dense(task.labelled), np.setdiff1d(task.pool, task.labelled)
-        method.fit_labels(task.reader, task.labelled, y, unlabelled)
-    method.to(device)
-    if task.reader.image_size:
-        # Convolutions are up to twice as fast with channels last on both sides.
-        method.to(memory_format=torch.channels_last)
-
-
-def _loop(task: Training, optimizer: torch.optim.Optimizer, save: Callable[[], None]) -> None:
-    """Take the remaining steps; ``save`` writes the checkpoint."""
-    options, run, method, group = task.options, task.run, task.method, task.group
-    compute = group.distribute(_Losses(method))
-    saved = time.monotonic()
-    began = saved - run.seconds
-    # A signal takes effect after a complete step, from which the run can be resumed exactly.
-    with (
-        held_signals() as interrupted,
-        stage("training", task.steps, "step", done=run.step) as training,
-    ):
-        method.train()
-        batches = task.batches(run.step)
-        while run.step < task.steps:
-            with group.checked():
-                batch = next(batches)
-            losses = _step(task, batch, compute, optimizer)
-            run.step, run.seconds = run.step + 1, time.monotonic() - began
-            figures: dict[str, float] = {}
-            if group.main and (run.step % options.validate_every == 0 or run.step == task.steps):
-                figures = _validate(task, losses, optimizer)
-            training.advance()
-            stop = any(group.gather(interrupted()))
-            if group.main and (stop or time.monotonic() - saved >= options.checkpoint_seconds):
-                _check_finite(losses, run.step)
-                save()
-                saved = time.monotonic()
-            if stop:
-                raise KeyboardInterrupt
-            if group.main and options.progress is not None:
-                options.progress(run.step, task.steps, figures)
-
-
-def _step(
-    task: Training, batch: TrainingBatch, compute: nn.Module, optimizer: torch.optim.Optimizer
-) -> dict[str, Tensor]:
-    """Take a step of the optimizer, and return the losses of the batch."""
-    method, device = task.method, task.device
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate(task.config, batch.step, batch.steps) * group.get("times", 1.0)
-    method.before_step(batch.step, batch.steps, task.sample)
-    optimizer.zero_grad()
-    # Dropout uses torch's global generators: seed them for this step.
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(task.seed(batch.step) ^ 1)
-        total, losses = compute(batch, task.options.amp)
-    total.backward()
-    optimizer.step()
-    method.after_step(batch.step)
-    return cast(dict[str, Tensor], losses)
-
-
-def _validate(
-    task: Training, losses: dict[str, Tensor], optimizer: torch.optim.Optimizer
-) -> dict[str, float]:
-    """Log a line, and keep the weights if they are the best so far.
-
-    Returns:
-        The figures of this step.
-    """
-    run, figures = task.run, _check_finite(losses, task.run.step)
-    lr: float = optimizer.param_groups[0]["lr"]
-    line = {"step": run.step, "seconds": round(run.seconds, 3), "lr": lr}
-    line |= {name: round(value, 6) for name, value in figures.items()}
-    if task.held_out.size:
-        method = task.method
-        method.fit_codebooks(task.sample, final=run.step == task.steps)
-        figures["map"] = _mean_average_precision(task)
-        line["validation_map"] = round(figures["map"], 6)
-        if figures["map"] > run.best:
-            run.best, run.best_step = figures["map"], run.step
-            run.best_state = {k: v.detach().cpu().clone() for k, v in method.state_dict().items()}
-        method.train()
-    run.lines.append(json.dumps(line))
-    message = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
-    log.info("step %d of %d  %s", run.step, task.steps, message)
-    return figures
-
-
-def _mean_average_precision(task: Training) -> float:
-    """Return the tie-aware mAP of the held-out rows.
-
-    Each is a query against the codes of the others.
-    """
-    method, device, coder = task.method, task.device, task.method.coder()
-    vectors, rows = embed_rows(method, task.reader, task.held_out, device)
-    xq, _ = embed_rows(method, task.reader, task.held_out, device, queries=True)
-    labels, codes = task.labels.take(rows).packed, coder.encode(vectors)
-    exclude = np.arange(len(vectors))
-    return rank_codes(
-        lambda q, c: coder.score(xq[q], c), codes, labels, labels, exclude=exclude
-    ).map
 
 
 def learning_rate(config: Config, step: int, steps: int) -> float:
@@ -355,55 +338,6 @@ def learning_rate(config: Config, step: int, steps: int) -> float:
 def count_steps(config: TrainingConfig, classes: int) -> int:
     """Return the steps of a run: as set, or by the number of classes (``auto``)."""
     return config.steps if config.steps != "auto" else min(max(800, 8 * classes), 1600)
-
-
-def _check_step_memory(task: Training) -> None:
-    """Check that the activations of a batch of images fit into memory.
-
-    If they did not, the system would kill the process.
-
-    Raises:
-        DataError: they do not.
-    """
-    method, size, training = task.method, task.reader.image_size, task.config.training
-    backbone, storages = method.extractors()[0].eval(), dict[int, int]()
-
-    def record(tensor: Tensor) -> Tensor:
-        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    # In evaluation mode, which neither updates statistics nor draws random numbers.
-    with (
-        torch.enable_grad(),
-        torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor),
-    ):
-        backbone(torch.zeros(1, 3, size, size))
-    backbone.train()
-    for weight in (*backbone.parameters(), *backbone.buffers()):
-        storages.pop(weight.untyped_storage().data_ptr(), None)
-    batch = min(training.batch_labelled, len(task.labelled))
-    if method.uses_unlabelled:
-        batch += min(training.batch_unlabelled, len(task.pool))
-    check_memory(
-        batch * sum(storages.values()),
-        f"a training step on {batch:,} images of {size} pixels per side",
-        remedy="lower network.image_size, or training.batch_labelled and "
-        "training.batch_unlabelled (--set)",
-    )
-
-
-def _check_finite(losses: dict[str, Tensor], step: int) -> dict[str, float]:
-    """Return the losses as numbers.
-
-    Raises:
-        DataError: the total is not finite.
-    """
-    figures = {name: float(value) for name, value in losses.items()}
-    if not math.isfinite(figures["total"]):
-        raise DataError(
-            f"the loss became {figures['total']} at step {step}: lower training.learning_rate"
-        )
-    return figures
 
 
 def _augmentation(config: Config, dataset: Dataset, method: TrainableMethod) -> str:

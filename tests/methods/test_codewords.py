@@ -9,12 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from gpq_faiss.errors import DataError
 from gpq_faiss.methods import codewords as module
 from gpq_faiss.methods.codewords import (
-    check_targets,
     fit_class_codebooks,
-    fit_codewords,
     fit_logit_codewords,
     fit_tables,
 )
@@ -27,10 +24,6 @@ def drawn(*shape, seed):
     return torch.from_numpy(np.random.default_rng([seed, *shape]).normal(size=shape))
 
 
-def cloud(n):
-    return drawn(n, 6, seed=3).float()
-
-
 def posteriors(n, C=10, sharp=6.0, seed=0):
     """Class probabilities, most of them sure of one class, float [n, C]."""
     logits = torch.randn(n, C, generator=torch.Generator().manual_seed(seed))
@@ -41,16 +34,6 @@ def posteriors(n, C=10, sharp=6.0, seed=0):
 def sums(S, codes):
     """Σ_m S[m, code_m], [B, E]."""
     return S[torch.arange(len(S)), codes].sum(dim=1)
-
-
-def error(x, S):
-    """Mean squared distance of vectors to the sums of their codes."""
-    return float((x - sums(S, assign(x, S))).square().sum(dim=1).mean())
-
-
-def cross_entropy(targets, S):
-    log_p = sums(S, assign_logits(targets, S)).double().log_softmax(dim=1)
-    return float(-(targets.double() * log_p).sum(dim=1).mean())
 
 
 @given(
@@ -114,70 +97,6 @@ def test_codewords_and_queries_are_unit_norm_and_score_as_the_sums(M, K, d, E, s
     for m, section in enumerate(S.double().numpy()):
         main = np.linalg.svd(section)[2][: d - 2]
         np.testing.assert_allclose(retained[m], section @ main.T @ main, atol=1e-3)
-
-
-@pytest.mark.parametrize("make", [posteriors, cloud], ids=["simplex", "gaussian"])
-@pytest.mark.parametrize("M", [1, 3, 6])
-def test_turns_end_no_worse_than_they_began(make, M, monkeypatch):
-    x = make(1000)
-    result = fit_codewords(x, M, 8, seed=0)
-    monkeypatch.setattr(module, "_ITERATIONS", 0)
-    start = fit_codewords(x, M, 8, seed=0)
-    # The first codebook of the start is the largest; the others are the same at smaller scales.
-    scales = start.flatten(1).norm(dim=1)
-    torch.testing.assert_close(start, start[:1] * (scales / scales[0])[:, None, None])
-    assert M == 1 or bool((scales[1:] < scales[:-1]).all())
-    assert error(x, result) < error(x, start) * (1 + 1e-6 if M == 1 else 0.8)
-
-
-def test_more_classes_than_codewords_are_told_apart_though_items_are_few():
-    x = posteriors(240, 30)
-    assert error(x, fit_class_codebooks(x, x, 6, 16, seed=0).tables) < 0.01
-
-
-def test_a_turn_is_the_least_squares_of_the_codes(monkeypatch):
-    """No other codewords are nearer to the vectors with these codes, but for the small weight on
-    their length."""
-    x = posteriors(400)
-    monkeypatch.setattr(module, "_ITERATIONS", 0)
-    codes = assign(x, fit_codewords(x, 3, 4, seed=0))
-    monkeypatch.setattr(module, "_ITERATIONS", 1)
-    result = fit_codewords(x, 3, 4, seed=0)
-    A = torch.nn.functional.one_hot(codes, 4).flatten(1).double().numpy()
-    best = A @ np.linalg.lstsq(A, x.double().numpy(), rcond=None)[0]
-    assert float((sums(result, codes) - x).square().sum()) == pytest.approx(
-        ((best - x.numpy()) ** 2).sum(), rel=1e-4
-    )
-
-
-def test_as_many_vectors_as_codewords_are_enough_and_too_few_or_infinite_ones_are_refused():
-    for x in (posteriors(8), torch.full((50, 4), 0.25)):
-        S = fit_codewords(x, 2, 8, seed=0)
-        assert torch.isfinite(S).all()
-        assert error(x, S) < 1e-4
-    with pytest.raises(DataError, match="15 items are too few for 16 codewords"):
-        check_targets(posteriors(15), 16)
-    for bad in (float("nan"), float("inf")):
-        x = posteriors(20)
-        x[3, 2] = bad
-        with pytest.raises(DataError, match="infinite"):
-            check_targets(x, 8)
-
-
-def test_turns_lower_the_cross_entropy_below_that_of_one_codebook():
-    p = posteriors(300, 40)
-    entropy = float(-(p * p.log()).sum(dim=1).mean())
-    costs = [cross_entropy(p, fit_logit_codewords(p, M, 16, seed=0)) for M in (1, 2)]
-    # 16 codewords cannot tell 40 classes; 16 x 16 products of probabilities can.
-    assert costs[0] - entropy > 2 * (costs[1] - entropy) > -1e-4
-
-
-def test_sums_of_logits_start_by_telling_classes_apart_that_one_codebook_merges(monkeypatch):
-    """Equal centroids at smaller scales start with an excess of 1.9."""
-    monkeypatch.setattr(module, "_ITERATIONS", 0)
-    p = posteriors(300, 60)
-    entropy = float(-(p * p.log()).sum(dim=1).mean())
-    assert cross_entropy(p, fit_logit_codewords(p, 2, 16, seed=0)) - entropy < 1.5
 
 
 def test_tables_are_near_the_optimum_of_the_logistic_regression(monkeypatch):

@@ -2,7 +2,6 @@
 refused."""
 
 import sys
-import urllib.error
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,19 +57,10 @@ def test_vgg_takes_vgg16_bn_up_to_conv4_3(vgg16_bn, tmp_path, monkeypatch):
     """From torch's cache; and an error says what to do without it."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
 
-    def offline(*_, **__):
-        raise urllib.error.URLError("no route to host")
-
-    monkeypatch.setattr(torch.hub, "download_url_to_file", offline)
     location = tmp_path / "hub" / "checkpoints" / "vgg16_bn-6c64b313.pth"
-    with pytest.raises(DataError) as caught:
-        build("vgg", "imagenet")
-    message = str(caught.value)
-    for piece in (location.name, "no route to host", str(location.parent), "set network.weights"):
-        assert piece in message
-    location.parent.mkdir(parents=True, exist_ok=True)
+    location.parent.mkdir(parents=True)
     location.write_bytes(b"cut short")
-    with pytest.raises(DataError, match=r"vgg16_bn-6c64b313\.pth is damaged .* delete"):
+    with pytest.raises(DataError, match="delete a damaged file, or download it elsewhere"):
         build("vgg", "imagenet")
     # The real file is older than num_batches_tracked.
     theirs = {
@@ -96,24 +86,6 @@ def test_vgg_takes_vgg16_bn_up_to_conv4_3(vgg16_bn, tmp_path, monkeypatch):
             torch.testing.assert_close(net(x), net.head(want))
 
 
-def test_cnnf_has_the_published_shapes_and_normalisation():
-    net = build("cnnf", image_size=224).eval()
-    x, sides = net.input(images(1, 224)), []
-    for layer in net.get_submodule("features"):
-        before, x = x, layer(x)
-        sides.append(x.shape[-1])
-        if isinstance(layer, nn.LocalResponseNorm) and len(sides) < 4:
-            # MatConvNet's formula, channel by channel: y_i = x_i (κ + α Σ_j x_j²)^-β over 5
-            # neighbours.
-            for i in (0, 1, 30, 63):
-                near = before[:, max(0, i - 2) : i + 3].pow(2).sum(1)
-                torch.testing.assert_close(x[:, i], before[:, i] / (2 + 1e-4 * near) ** 0.75)
-    assert [sides[i] for i in (0, 3, 4, 7, 8, 10, 12, 14)] == [54, 27, 27, 13, 13, 13, 13, 6]
-    assert torch.equal(net.get_submodule("avgpool")(x), x)  # the identity at 224
-    weights = [p.numel() for n, p in net.named_parameters() if "weight" in n and "head" not in n]
-    assert weights == [64 * 363, 256 * 1600, *3 * [256**2 * 9], 256 * 36 * 4096, 4096**2]
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("name", BACKBONES)
 def test_the_seed_determines_the_weights_and_the_spec_the_shape(name):
@@ -130,32 +102,6 @@ def test_the_seed_determines_the_weights_and_the_spec_the_shape(name):
     out = net(x)
     assert out.shape == (2, 12)
     torch.testing.assert_close(net(x.contiguous(memory_format=torch.channels_last)), out)
-
-
-def test_mlp_is_the_layers_it_names():
-    net = build("mlp", in_width=6, hidden=(10, 7), dropout=0.5)
-    layers = net.get_submodule("layers")
-    assert [type(layer) for layer in layers] == 2 * [nn.Linear, nn.ReLU, nn.Dropout]
-    x = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
-    assert not torch.equal(net(x), net(x))  # dropout
-    net.eval()
-    torch.testing.assert_close(net(x), nn.Sequential(*layers, net.head)(x))
-
-
-def test_standardisation_has_one_deviation_for_all_dimensions():
-    spread = torch.tensor([1.0, 9, 0.1, 3, 0])
-    x = torch.randn(101, 5, generator=torch.Generator().manual_seed(0)) * spread + 1e3
-    result = build("linear", in_width=5).input
-    assert torch.equal(result(x), x)
-    result.fit(x)
-    torch.testing.assert_close(
-        result(x).double().mean(0), torch.zeros(5).double(), atol=2e-3, rtol=0
-    )
-    torch.testing.assert_close(
-        result.std, x.double().var(0, correction=0).mean().sqrt().float().expand(5)
-    )
-    result.fit(torch.full((9, 5), 7.7))  # constant dimensions are not blown up
-    assert result(torch.full((9, 5), 7.7)).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -255,26 +201,19 @@ def test_files_that_are_no_weights_and_no_pickle_is_executed(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("arguments", "x", "message"),
+    ("arguments", "message"),
     [
-        ({"name": "resnet"}, None, "no backbone 'resnet': choose one of vgg"),
-        ({"name": "vgg", "in_width": 8}, None, "vgg takes images, but the data are features"),
-        ({"name": "timm/resnet18", "in_width": 8}, None, "takes images, but the data are features"),
-        ({"name": "vgg", "image_size": 15}, None, "at least 16 pixels per side, not 15"),
-        ({"name": "cnnf", "image_size": 32}, None, "at least 63 pixels per side, not 32"),
-        ({"name": "cnnf", "weights": "imagenet"}, None, "no ImageNet weights of backbone cnnf"),
-        ({"name": "vgg"}, torch.zeros(1, 3, 16, 16).byte(), r"float \[B, 3, S, S\] is needed"),
-        ({"name": "vgg"}, torch.zeros(1, 1, 16, 16), r"float \[B, 3, S, S\] is needed"),
-        (
-            {"name": "linear", "in_width": 6},
-            torch.ones(1, 7),
-            r"\[1, 7\]: float \[B, 6\] is needed",
-        ),
+        ({"name": "resnet"}, "no backbone 'resnet': choose one of vgg"),
+        ({"name": "vgg", "in_width": 8}, "vgg takes images, but the data are features"),
+        ({"name": "timm/resnet18", "in_width": 8}, "takes images, but the data are features"),
+        ({"name": "vgg", "image_size": 15}, "at least 16 pixels per side, not 15"),
+        ({"name": "cnnf", "image_size": 32}, "at least 63 pixels per side, not 32"),
+        ({"name": "cnnf", "weights": "imagenet"}, "no ImageNet weights of backbone cnnf"),
     ],
 )
-def test_what_cannot_be_is_refused(arguments, x, message):
+def test_backbones_that_do_not_suit_the_data_are_refused(arguments, message):
     with pytest.raises(UsageError, match=message):
-        build(**arguments).eval()(x)
+        build(**arguments)
 
 
 def test_timm_models_by_name(tmp_path, monkeypatch):

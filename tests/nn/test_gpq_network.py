@@ -10,7 +10,6 @@ from model_factory import own_settings
 from gpq_faiss.config import PRESETS
 from gpq_faiss.data.open import open_data
 from gpq_faiss.methods.gpq import build_gpq
-from gpq_faiss.methods.posterior import PosteriorCodes
 from gpq_faiss.methods.trainable import TrainingBatch
 from gpq_faiss.nn.heads import SubspaceHeads
 
@@ -31,19 +30,6 @@ def test_heads_are_m_perceptrons_side_by_side(B, width, M, hidden, d):
     for m in range(M):
         expected = (x @ heads.into[m] + heads.bias[m]).clamp_min(0) @ heads.out[m]
         torch.testing.assert_close(out[:, m], expected, rtol=1e-4, atol=1e-5)
-
-
-def test_noise_is_drawn_for_each_subspace_and_only_in_training():
-    heads = SubspaceHeads(8, 3, 16, 4, noise=1.0, generator=generator())
-    # The same weights in every sub-space: only the noise can tell them apart.
-    with torch.no_grad():
-        heads.into.copy_(heads.into[:1].expand_as(heads.into))
-        heads.out.copy_(heads.out[:1].expand_as(heads.out))
-    x = torch.randn(5, 8, generator=generator(1))
-    noisy, quiet = heads(x).view(5, 3, 4), heads.eval()(x).view(5, 3, 4)
-    assert not torch.allclose(noisy[:, 0], noisy[:, 1])
-    torch.testing.assert_close(quiet[:, 0], quiet[:, 1])
-    assert torch.equal(heads(x), heads(x))
 
 
 @pytest.mark.parametrize("dropout", [0.5, 0.75])
@@ -89,29 +75,3 @@ def test_losses_reach_every_parameter_and_bf16_stays_close(name):
     assert all(v.dtype == torch.float32 for v in rounded.values())
     torch.testing.assert_close(rounded, exact, rtol=0.1, atol=0.05)
     assert any(not torch.equal(rounded[p], exact[p]) for p in exact), "autocast did nothing"
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", list(CONFIGS))
-def test_vectors_of_bf16_are_float32_unit_norm_and_close(name):
-    """Items and queries as an encoder makes them: the backbone in bf16, all after it in float32."""
-    net = method(CONFIGS[name]).eval()
-    x = torch.randn(20, 10, generator=generator(6))
-    for queries in (False, True):
-        exact = net.finish(net.raw(x, queries=queries))
-        rounded = net.finish(net.raw(x, queries=queries, amp=True))
-        assert rounded.dtype == torch.float32
-        torch.testing.assert_close(exact, net.queries(x) if queries else net(x), rtol=0, atol=1e-6)
-        torch.testing.assert_close(
-            rounded.reshape(20, net.M, -1).norm(dim=2), torch.ones(20, net.M)
-        )
-        cosine = (exact * rounded).sum(dim=1) / net.M
-        if isinstance(net, PosteriorCodes) and not queries:
-            # Items are codewords, which a small error changes only where two are nearly as good.
-            assert int((cosine > 0.9999).sum()) >= 18
-            parts = (net.features(x, amp) for amp in (True, False))
-            codes, section = (net.assign(features, net.posterior(raw)) for features, raw in parts)
-            assert float((codes == section).all(dim=1).float().mean()) >= 0.8
-        else:
-            assert float(cosine.min()) > 0.99
-            assert not torch.equal(exact, rounded), "autocast did nothing"

@@ -15,13 +15,13 @@ from gpq_faiss.errors import DataError, GpqError, MismatchError
 from gpq_faiss.faissio.model import read_description
 from gpq_faiss.stages.evaluate import evaluate, model_name
 
-UNSEEN = "posterior (unseen-classes)"
+OTHER = "gpq (authors)"
 
 
 def few_steps(name, codebooks=3):
     """A preset, shortened until it takes a second."""
     changes = {
-        "network": {"backbone": "mlp", "hidden": [16]},
+        "network": {"backbone": "mlp", "hidden": [16], "weights": "none"},
         "posterior": {"networks": 2, "propagation": 0.0},
         "quantizer": {"codebooks": codebooks},
         "training": {"steps": 10},
@@ -34,7 +34,7 @@ def models(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
     for name, config in (
         ("ours", few_steps("recommended")),
-        ("gpq", few_steps("unseen-classes")),
+        ("gpq", few_steps("authors")),
         ("printed", few_steps("paper")),
         ("longer", few_steps("paper", codebooks=6)),
     ):
@@ -50,13 +50,13 @@ def test_every_row_is_the_evaluation_of_that_model(models, monkeypatch):
     together = evaluate("ours", digits(), compare=["printed", "pq", "gpq", "longer", "float"])
     rows = {row["method"]: row for row in together.rows((1, 10))}
     printed, longer = (f"gpq (paper): {name}" for name in ("printed", "longer"))
-    assert list(rows) == ["posterior", printed, "pq", UNSEEN, longer, "float"], (
+    assert list(rows) == ["posterior", printed, "pq", OTHER, longer, "float"], (
         "in the requested order"
     )
     for name, folder in (
         ("posterior", "ours"),
         (printed, "printed"),
-        (UNSEEN, "gpq"),
+        (OTHER, "gpq"),
         (longer, "longer"),
     ):
         (alone,) = evaluate(folder, digits()).rows((1, 10))
@@ -64,7 +64,7 @@ def test_every_row_is_the_evaluation_of_that_model(models, monkeypatch):
     assert [row["bits"] for row in rows.values()] == [12, 12, 12, 12, 24, "-"]
     content = together.to_dict()["compared"]
     fingerprint = read_description(models / "gpq")["model_fingerprint"]
-    assert [content[name]["model_fingerprint"] for name in ("pq", UNSEEN)] == [None, fingerprint]
+    assert [content[name]["model_fingerprint"] for name in ("pq", OTHER)] == [None, fingerprint]
     Path("pq").unlink()
     alone = evaluate("ours", digits(), compare=["pq"])
     assert {row["method"]: row for row in alone.rows((1, 10))}.items() <= rows.items()
@@ -143,7 +143,7 @@ def test_codes_that_are_no_database_are_refused(shop, tmp_path):
 def test_a_model_is_named_by_method_and_preset():
     for method, used, name in (
         ("posterior", "recommended", "posterior"),
-        ("posterior", "unseen-classes", "posterior (unseen-classes)"),
+        ("gpq-authors", "authors", "gpq-authors (authors)"),
         ("gpq", "recommended", "gpq (recommended)"),
     ):
         assert model_name({"method": method, "config": {"preset": used}}) == name

@@ -9,16 +9,11 @@ import numpy as np
 import pytest
 import torch
 import two_processes
-from click.testing import CliRunner
-from gpq_cli.main import cli
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
-from gpq_faiss.errors import DeviceError, UsageError
 from gpq_faiss.training.batches import EpochSampler
 from gpq_faiss.training.launch import Launch, launched
-from gpq_faiss.training.parallel import Group, joined
 
 STEPS = 16
 
@@ -102,27 +97,6 @@ def test_a_killed_process_ends_all_and_resuming_gives_the_same_codes(model, tmp_
     assert os.listdir(tmp_path) == ["model"]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("info nothing", "'gpq info' is made for one process: start it without torchrun"),
-        ("train digits --out m --set training.steps=0", "training.steps = 0: input should be"),
-        ("train digits --out m --bitz 3", "No such option"),
-        ("train digits --out m --device cuda", "torch sees no GPU"),
-    ],
-)
-def test_only_the_first_process_reports_a_mistake(words, message, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    messages = []
-    for variables in two_processes.environments():
-        result = CliRunner(env=variables).invoke(cli, words.split(), prog_name="gpq")
-        assert result.exit_code == (1 if "cuda" in words else 2), result.output
-        messages.append(result.stderr)
-    assert message in messages[0]
-    assert messages[1] == ""
-
-
 @given(
     n=st.integers(1, 50),
     batch=st.integers(1, 30),
@@ -143,35 +117,7 @@ def test_processes_share_the_passes_of_one(n, batch, size, steps, seed):
 
 def test_torchrun_is_detected(monkeypatch):
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
-    assert launched() == Launch(0, 1, 0, 1)
+    assert launched() == Launch(0, 1, 0)
     for name, value in two_processes.environments()[1].items():
         monkeypatch.setenv(name, value)
-    assert launched() == Launch(1, 2, 1, 2)
-
-
-@pytest.mark.parametrize(
-    ("device", "error", "message"),
-    [
-        ("cuda:0", UsageError, "cuda:0 is one GPU, but each of 2 processes needs one"),
-        ("cuda", DeviceError, "'cuda:1' was requested, but there are 1 GPUs"),
-    ],
-)
-def test_every_process_needs_a_gpu(device, error, message, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    for name, value in two_processes.environments()[0].items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(error, match=message), joined(device):
-        pass
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_batch_norm_of_another_kind_is_refused():
-    class Other(nn.BatchNorm2d):
-        pass
-
-    with pytest.raises(
-        UsageError, match="cannot share the batch norm of this backbone \\(Other\\)"
-    ):
-        Group(size=2).distribute(nn.Sequential(Other(3)).cuda())
+    assert launched() == Launch(1, 2, 1)

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from model_factory import digits
@@ -19,16 +18,11 @@ from gpq_faiss.config import TrainingConfig, preset
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.data.protocols import load_split
 from gpq_faiss.errors import DataError, OutputExistsError, UsageError
-from gpq_faiss.methods.gpq import build_network
 from gpq_faiss.methods.model import load_model
-from gpq_faiss.methods.registry import METHODS
-from gpq_faiss.nn.device import torch_threads
 from gpq_faiss.signals import Terminated, ended_by_signals
 from gpq_faiss.stages.train import train
-from gpq_faiss.training import loop
 from gpq_faiss.training.batches import EpochSampler, hold_out
-from gpq_faiss.training.checkpoint import RunState, load_checkpoint
-from gpq_faiss.training.loop import RunOptions, count_steps, learning_rate
+from gpq_faiss.training.loop import RunOptions, count_steps
 
 
 def small(**training):
@@ -101,14 +95,6 @@ def test_held_out_items_are_balanced_over_classes(share, classes, seed):
     assert len(held_out) == (count if count >= 2 * classes else 0)
     counts = np.bincount(ids[held_out], minlength=classes)
     assert counts.max() - counts.min() <= 1
-
-
-def test_learning_rate_schedules():
-    config = preset("paper")
-    cosine = config.with_settings({"network": {"noise": 0.5}})
-    assert [learning_rate(config, step, 1000) for step in (0, 99)] == [2e-4, 2e-4]
-    assert learning_rate(config, 250, 1000) == pytest.approx(2e-4 * 0.95**2)
-    assert [learning_rate(cosine, step, 10) for step in (0, 5)] == pytest.approx([2e-4, 1e-4])
 
 
 @pytest.mark.parametrize(("classes", "steps"), [(1, 800), (101, 808), (200, 1600), (10**4, 1600)])
@@ -187,29 +173,10 @@ def test_an_unfinished_run_is_not_replaced(cut):
         train_digits(cut, resume=True, overwrite=True)
 
 
-def test_overwriting_discards_an_unfinished_run(trained, cut):
-    steps = []
-    train_digits(cut, overwrite=True, steps=steps)
-    assert steps[0] == 1
-    assert weights(cut) == weights(trained)
-
-
 def test_a_damaged_checkpoint_is_refused(cut):
     (cut.parent / ".model.partial" / "checkpoint.safetensors").write_bytes(b"not safetensors")
     with pytest.raises(DataError, match="damaged"):
         train_digits(cut, resume=True)
-
-
-def test_a_checkpoint_of_another_network_is_refused(tmp_path):
-    config, path = small(), tmp_path / "checkpoint.safetensors"
-    method = build_network(config, {"kind": "features", "width": 4}, 3)
-    RunState(step=3).save(path, "identity", method, method.optimizer(config))
-    assert load_checkpoint(path, "identity", method, method.optimizer(config)).step == 3
-    method.register_buffer("new", torch.ones(1))
-    with pytest.raises(
-        DataError, match="another version of gpq-faiss: start again with --overwrite"
-    ):
-        load_checkpoint(path, "identity", method, method.optimizer(config))
 
 
 def test_a_folder_that_is_no_model_is_not_replaced(tmp_path):
@@ -232,25 +199,6 @@ def test_a_replaced_model_stays_until_the_new_one_is_complete(trained, tmp_path)
     assert weights(out) == weights(train_digits(tmp_path / "fresh", config=other))
 
 
-def test_a_model_of_an_earlier_revision_is_not_finished(trained, monkeypatch):
-    revision = METHODS["gpq"].revision + 1
-    monkeypatch.setitem(METHODS, "gpq", replace(METHODS["gpq"], revision=revision))
-    with pytest.raises(OutputExistsError, match="finished model of other settings"):
-        train_digits(trained, resume=True)
-
-
-def test_a_second_training_into_a_folder_is_refused(tmp_path):
-    messages = []
-
-    def second(*_):
-        with pytest.raises(DataError) as caught:
-            train("features:/nowhere.npy", tmp_path / "model", config=small())
-        messages.append(str(caught.value))
-
-    train_digits(tmp_path / "model", config=small(steps=1), progress=second)
-    assert "being written by another process" in messages[0]
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_saves_the_current_step(trained, tmp_path, number, request):
     before = signal.getsignal(number)
@@ -270,32 +218,7 @@ def test_a_signal_saves_the_current_step(trained, tmp_path, number, request):
     assert weights(tmp_path / "model") == weights(trained)
 
 
-@pytest.mark.parametrize(("noise", "same"), [(0.0, "crop"), (0.5, "none")])
-def test_perceptrons_with_noise_see_images_uncropped(tmp_path, noise, same):
-    models = {}
-    for augment in ("auto", "crop", "none"):
-        config = small(steps=2, validation=0.0, augment=augment)
-        config = config.with_settings({"network": {"hidden": [8], "noise": noise}})
-        models[augment] = weights(train_digits(tmp_path / augment, config=config))
-    assert models["crop"] != models["none"]
-    assert models["auto"] == models[same]
-
-
 def test_a_diverging_training_is_an_error(tmp_path):
     with pytest.raises(DataError, match="learning_rate"):
         train_digits(tmp_path / "model", config=small(learning_rate=1e30, steps=50))
     assert not (tmp_path / "model").exists()
-
-
-@pytest.mark.parametrize(("limit", "threads"), [(loop._SMALL_STEP, 1), (1.0, 2)])
-def test_small_steps_use_one_thread(tmp_path, monkeypatch, limit, threads):
-    counts = []
-
-    def progress(*_):
-        counts.append(torch.get_num_threads())
-
-    monkeypatch.setattr(loop, "_SMALL_STEP", limit)
-    with torch_threads(2):
-        train_digits(tmp_path / "model", config=small(steps=1), progress=progress)
-        assert counts == [threads]
-        assert torch.get_num_threads() == 2
