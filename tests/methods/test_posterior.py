@@ -391,7 +391,7 @@ def test_unlabelled_images_are_learnt_by_consistency(tmp_path):
         for q, row in zip(p, log_p, strict=True)
         if q.max() >= limit
     )
-    assert float(parts["consistency"]) == pytest.approx(expected, rel=1e-4)
-    assert float(parts["total"]) == pytest.approx(
-        float(parts["classification"]) + expected, rel=1e-4
+    assert parts["consistency"].item() == pytest.approx(expected, rel=1e-4)
+    assert parts["total"].item() == pytest.approx(
+        parts["classification"].item() + expected, rel=1e-4
     )
