@@ -163,6 +163,9 @@ class Config(_Section):
         """Return a copy with ``changes`` (nested as in TOML) applied; names, types and ranges are
         checked.
 
+        Class-posterior codes that get weights are fine-tuned by :data:`FINE_TUNING`, where nothing
+        else has been set.
+
         Raises:
             UsageError: an unknown key, or a value of the wrong kind or out of range; the message
                 names the setting (``training.steps``).
@@ -175,12 +178,19 @@ class Config(_Section):
             raise UsageError(
                 f"{changes!r}: settings are nested dicts, as {{'training': {{'steps': 400}}}}"
             )
+        values, network = to_dict(self), changes.get("network")
+        weights = network.get("weights", "none") if isinstance(network, Mapping) else "none"
+        if self.class_networks and self.network.weights == "none" != weights:
+            usual = vars(preset(self.preset).training)
+            values["training"] |= {
+                name: value
+                for name, value in FINE_TUNING.items()
+                if values["training"][name] == usual[name]
+            }
         try:
             # From JSON, pydantic converts a list to a tuple and an object to a section, and nothing
             # else.
-            return _adapter().validate_json(
-                json.dumps(updated(to_dict(self), changes), default=str)
-            )
+            return _adapter().validate_json(json.dumps(updated(values, changes), default=str))
         except ValidationError as error:
             raise UsageError(_message(error)) from None
         except (ValueError, RecursionError) as error:
@@ -189,6 +199,8 @@ class Config(_Section):
 
 CLASS_BETA = 20.0
 """β of class networks."""
+FINE_TUNING = {"steps": 1000, "batch_labelled": 32, "batch_unlabelled": 64}
+"""Settings ``training`` of class-posterior codes over a pretrained network."""
 
 PRESETS: dict[str, Config] = {
     "paper": Config(),

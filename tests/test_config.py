@@ -7,6 +7,7 @@ import json
 import pytest
 
 from gpq_faiss.config import (
+    FINE_TUNING,
     PRESETS,
     Config,
     codebooks_for_bits,
@@ -47,6 +48,19 @@ def test_a_file_changes_single_settings_of_its_preset(tmp_path):
     changes = {"training": {"steps": 7, "learning_rate": 1.0}, "network": {"hidden": (3, 4)}}
     assert config == preset("recommended").with_settings(changes)
     assert isinstance(config.training.learning_rate, float)
+
+
+def test_pretrained_weights_change_settings_that_nobody_set():
+    weights = {"network": {"weights": "imagenet"}}
+    recommended = preset("recommended")
+    tuned = recommended.with_settings(weights)
+    assert FINE_TUNING.items() <= vars(tuned.training).items()
+    assert from_dict(to_dict(tuned)) == tuned
+    for steps in (recommended.with_settings({"training": {"steps": 7}}), recommended):
+        config = steps.with_settings(weights | {"training": {"batch_labelled": 125}})
+        assert config.training.batch_labelled == 125
+        assert config.training.steps == (7 if steps is not recommended else FINE_TUNING["steps"])
+    assert preset("paper").with_settings(weights).training == preset("paper").training
 
 
 NOT_TOML = "run.toml is not TOML"

@@ -18,9 +18,11 @@ import pytest
 from click.testing import CliRunner
 from gpq_cli.main import cli
 from model_factory import make_model
+from PIL import Image
+from safetensors.torch import save_file
 
 import gpq_faiss as gpq
-from gpq_faiss.config import Config, preset
+from gpq_faiss.config import FINE_TUNING, Config, preset
 from gpq_faiss.methods.uncompressed import Classifier
 
 ROOT = Path(__file__).parent.parent
@@ -94,12 +96,17 @@ def play(page, *numbers):
         if language == "python":
             exec(compile(text, page, "exec"), names)  # noqa: S102  (our own page)
             continue
-        for line in text.splitlines():
-            program, *arguments = shlex.split(line)
-            assert program == "gpq"
-            result = CliRunner().invoke(cli, ["-q", *arguments], prog_name="gpq")
-            assert result.exit_code == 0, f"{line}: {result.output} {result.exception!r}"
+        run_commands(text)
     return names
+
+
+def run_commands(text):
+    """Run the commands of a snippet, a line each."""
+    for line in text.splitlines():
+        program, *arguments = shlex.split(line)
+        assert program == "gpq"
+        result = CliRunner().invoke(cli, ["-q", *arguments], prog_name="gpq")
+        assert result.exit_code == 0, f"{line}: {result.output} {result.exception!r}"
 
 
 @pytest.mark.parametrize(
@@ -110,6 +117,22 @@ def test_the_python_of_the_pages_runs(page, block, shop):
     names = play(page, block)
     ids = names["ids"] if "ids" in names else getattr(names.get("found"), "ids", None)
     assert ids is None or np.asarray(ids).shape[1] == 10
+
+
+def test_the_commands_on_photos_run(shop, monkeypatch):
+    """In fewer steps than by default, of a network with random weights."""
+    timm = pytest.importorskip("timm", reason="timm is not installed")
+    rng = np.random.default_rng(0)
+    for i in range(48):
+        folder = shop / "photos" / ("beach", "forest", "")[i % 3]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (40, 30, 3), np.uint8)).save(folder / f"{i}.png")
+    weights = timm.create_model("tf_efficientnet_lite0").state_dict()
+    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, "lite0.safetensors")
+    for name, value in {"steps": 3, "batch_labelled": 4, "batch_unlabelled": 4}.items():
+        monkeypatch.setitem(FINE_TUNING, name, value)
+    run_commands(blocks("docs/photos.md", "console")[0][1])
+    assert gpq.open_index("index.faiss").ntotal == 48
 
 
 def test_the_snippets_on_existing_pipelines_run_in_order(model):

@@ -41,6 +41,7 @@ from ..data.reader import Reader
 from ..losses.classification import cross_entropy, shares, subspace_entropy
 from ..losses.extra import ExtraLosses
 from ..nn.additive import assign, assign_logits, product_form, query_form
+from ..nn.augment import distort
 from ..nn.backbones import MLP, Backbone, make_head
 from ..nn.device import to_input
 from ..nn.heads import SubspaceHeads
@@ -85,7 +86,8 @@ for 100."""
 _ITEMS = 10_000
 """Unlabelled items for fitting codebooks."""
 _CLASS_RATE = 2.0
-"""Factor on the learning rate of class networks that are perceptrons."""
+"""Factor on the learning rate of class networks that are perceptrons, or over pretrained
+convolutions."""
 _FEW_CLASSES = 32
 """So many classes are learnt by one linear layer over convolutions."""
 UNSEEN_ENTROPY, UNSEEN_FEATURES = 0.4, 0.7
@@ -93,6 +95,10 @@ UNSEEN_ENTROPY, UNSEEN_FEATURES = 0.4, 0.7
 _CONVOLUTION_RATE = 0.5
 """Factor on the learning rate of cosine classifiers over convolutions, and of these; also of
 convolutions that have learnt before."""
+_LABELS_FIRST = 0.2
+"""Share of the steps of a fine-tuning before it uses unlabelled images."""
+_CONFIDENCE = 0.9
+"""Minimum probability of the class of an unlabelled image that is learnt."""
 
 
 class PosteriorCodes(CodeMethod):
@@ -165,6 +171,12 @@ class PosteriorCodes(CodeMethod):
         )
 
         self.extra_losses = ExtraLosses(config.loss.extra, config.training.seed)
+        self.consistent = (
+            config.network.weights != "none"
+            and config.posterior.propagation > 0
+            and not (self.unseen or isinstance(backbone, MLP))
+        )
+        """Whether unlabelled images are learnt by consistency."""
         self.accuracy: float | None = None
         """Expected accuracy on unseen items, estimated from the labels; None: unknown, as with
         convolutions."""
@@ -454,24 +466,28 @@ class PosteriorCodes(CodeMethod):
 
     @property
     def uses_unlabelled(self) -> bool:  # type: ignore[override]
-        return self.pseudo_labels is not None or self.entropy_weight > 0
+        return self.consistent or self.pseudo_labels is not None or self.entropy_weight > 0
 
     def optimizer(self, config: Config) -> torch.optim.Optimizer:
-        """Adam, with larger steps for class networks that are perceptrons, and smaller ones for
-        cosines over convolutions."""
+        """Adam, with larger steps for class networks that are perceptrons or over a pretrained
+        network, and smaller ones for cosines over convolutions and for pretrained convolutions."""
         trained = [p for p in self.parameters() if p.requires_grad]
         head, classifier = self.backbone.head, self.classifier
-        careful = classifier is not None or config.network.weights != "none"
-        groups: list[dict[str, Any]] = [
-            {"params": trained, "times": _CONVOLUTION_RATE if careful else 1.0}
-        ]
-        if isinstance(head, SubspaceHeads) and classifier:
-            class_parameters = {id(p) for module in (head, classifier) for p in module.parameters()}
+        perceptron, pretrained = isinstance(head, SubspaceHeads), config.network.weights != "none"
+        careful = not perceptron and (classifier is not None or pretrained)
+        trunk_rate = _CONVOLUTION_RATE if careful else 1.0
+        groups: list[dict[str, Any]] = [{"params": trained, "times": trunk_rate}]
+        if perceptron or pretrained:
+            modules = [head] if classifier is None else [head, classifier]
+            class_parameters = {id(p) for module in modules for p in module.parameters()}
             trunk, class_networks = (
                 [p for p in trained if (id(p) in class_parameters) == is_own]
                 for is_own in (False, True)
             )
-            groups = [{"params": trunk}, {"params": class_networks, "times": _CLASS_RATE}]
+            groups = [
+                {"params": trunk, "times": trunk_rate},
+                {"params": class_networks, "times": _CLASS_RATE},
+            ]
         # One pass over the memory instead of several.
         return torch.optim.Adam(
             groups, lr=config.training.learning_rate, betas=(config.beta1, 0.999), fused=True
@@ -479,9 +495,18 @@ class PosteriorCodes(CodeMethod):
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """Loss terms with non-zero weight and their sum."""
-        loss, n = self.config.loss, len(batch.y)
-        raw = self.features(batch.x, amp)[1]
+        loss, n, x = self.config.loss, len(batch.y), batch.x
+        targets = None
+        if self.consistent and len(x) > n:
+            x = x[:n]
+            if batch.step >= _LABELS_FIRST * batch.steps:
+                targets = self._confident(batch.x[n:], amp)
+                x = torch.cat([x, distort(batch.x[n:], batch.generator)])
+        raw = self.features(x, amp)[1]
         parts = {"classification": self._cross_entropy(raw[:n], shares(batch.y, raw))}
+        if targets is not None:
+            confident = targets.any(dim=1).float().mean()
+            parts["consistency"] = confident * self._cross_entropy(raw[n:], targets)
         pseudo_labels = self.pseudo_labels
         if pseudo_labels is not None and len(raw) > n:
             p = torch.from_numpy(pseudo_labels.of(batch.unlabelled_rows)).to(raw.device)
@@ -491,9 +516,21 @@ class PosteriorCodes(CodeMethod):
             parts["entropy"] = subspace_entropy(directions, self.classifier.raw, self.beta)
         share = loss.lambda1 * (pseudo_labels.weight if pseudo_labels is not None else 0)
         losses = weighted(
-            parts, classification=loss.lambda1, propagation=share, entropy=-self.entropy_weight
+            parts,
+            classification=loss.lambda1,
+            consistency=loss.lambda1,
+            propagation=share,
+            entropy=-self.entropy_weight,
         )
         return self.extra_losses.add(losses, raw, batch.y)
+
+    @torch.no_grad()
+    def _confident(self, x: Tensor, amp: bool) -> Tensor:
+        """Sharpened class probabilities, float [U, C], of unlabelled images float [U, 3, S, S];
+        zeros where no class is likely enough (Sohn et al., "FixMatch", NeurIPS 2020)."""
+        p = self.mean_posterior(self.features(x, amp)[1])
+        sharpened = p.square() / p.square().sum(dim=1, keepdim=True)
+        return sharpened * (p.amax(dim=1, keepdim=True) >= _CONFIDENCE)
 
     @torch.no_grad()
     def fit_codebooks(

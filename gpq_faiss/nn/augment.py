@@ -1,12 +1,13 @@
-"""Augmentation of image batches on their device, as in the authors' recipe.
+"""Augmentation of image batches on their device.
 
-Images are flipped at random, and cropped after a random shift.
+:func:`random_flip_crop` is that of the authors' recipe; :func:`distort` is for consistency.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 def random_flip_crop(
@@ -42,3 +43,34 @@ def random_flip_crop(
     padded[:, :, pad : pad + height, pad : pad + width] = images
     # Advanced indices around the slice put the channels last: [B, H, W, 3].
     return padded[image, :, lines[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+
+
+def distort(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Rotate, scale, shear and shift each image at random, change its colours, and hide a square.
+
+    Args:
+        images: float [B, 3, S, S] in [0, 1]; so is the result.
+        generator: on the CPU, so that it gives the same result on every device.
+    """
+    batch, _, size, _ = images.shape
+
+    def uniform(limit: float, *shape: int) -> Tensor:
+        draws = 2 * torch.rand(batch, *shape, generator=generator) - 1
+        return (limit * draws).to(images.device)
+
+    angle, shear, log_scale = uniform(0.5), uniform(0.3), uniform(0.25, 2)
+    rows = [angle.cos(), shear - angle.sin(), angle.sin(), angle.cos()]
+    linear = torch.stack(rows, dim=1).view(batch, 2, 2) * log_scale.exp().unsqueeze(2)
+    affine = torch.cat([linear, uniform(0.25, 2, 1)], dim=2)
+    grid = functional.affine_grid(affine, list(images.shape), align_corners=False)
+    moved = functional.grid_sample(images, grid, padding_mode="border", align_corners=False)
+    grey = moved.mean(dim=1, keepdim=True)
+    coloured = grey + (moved - grey) * (1 + uniform(0.8, 1, 1, 1))
+    mean = coloured.mean(dim=(1, 2, 3), keepdim=True)
+    brightness = uniform(0.2, 1, 1, 1) + uniform(0.08, 3, 1, 1)
+    coloured = (coloured - mean) * uniform(0.6, 1, 1, 1).exp() + mean + brightness
+    # From the centre of the square in [-1, 1], each way.
+    distance = (torch.linspace(-1, 1, size, device=images.device) - uniform(1.0, 2, 1)).abs()
+    hidden = (distance < 0.4 + uniform(0.2, 1, 1)).float()
+    square = hidden[:, 0, :, None] * hidden[:, 1, None, :]
+    return coloured.clamp(0, 1) * (1 - square.unsqueeze(1)) + 0.5 * square.unsqueeze(1)

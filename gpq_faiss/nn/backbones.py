@@ -114,6 +114,24 @@ class Backbone(nn.Module):
                 "or another network.backbone"
             )
 
+    def freeze(self) -> None:
+        """Keep the weights and the batch-norm statistics of the first half of the trunk's layers.
+
+        The first layers of a pretrained network fit other images as they are, and cost most.
+        """
+        trunk = [p for name, p in self.named_parameters() if not name.startswith("head.")]
+        for parameter in trunk[: len(trunk) // 2]:
+            parameter.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> Backbone:
+        """Set the mode of all layers but the frozen ones, which stay in evaluation mode."""
+        super().train(mode)
+        for module in self.modules():
+            weights = list(module.parameters(recurse=False))
+            if weights and not any(weight.requires_grad for weight in weights):
+                module.eval()
+        return self
+
     def trunk_features(self, x: Tensor) -> Tensor:
         """Return the vectors before the head, float [B, trunk width], of normalised input."""
         raise NotImplementedError
@@ -401,6 +419,9 @@ def build_extractor(
     width = input_.get("width", 0)
     spec = BackboneSpec(name, input_["kind"], out_width, width, size, hidden, config.dropout, tap)
     net = build_backbone(spec, n.weights, generator=generator)
-    if n.first_noise and not of_classes and isinstance(net, MLP):
-        net.layers.insert(0, GaussianNoise(n.first_noise))
+    if isinstance(net, MLP):
+        if n.first_noise and not of_classes:
+            net.layers.insert(0, GaussianNoise(n.first_noise))
+    elif n.weights != "none" and config.method != "gpq-authors":
+        net.freeze()
     return net

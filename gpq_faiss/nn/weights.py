@@ -112,6 +112,6 @@ def load_into(module: nn.Module, state: Mapping[str, Tensor], source: str) -> No
                 f"{source}: tensor '{names[key]}' {wrong}: give the weights of this "
                 "backbone, or set the network.backbone of these"
             )
-        if wrong:
+        if wrong and tensor is not None:
             log.info("%s: '%s' %s, left as initialised", source, names[key], wrong)
     module.load_state_dict({**current, **loaded})

@@ -11,6 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from safetensors import safe_open
 from torch import Tensor
 from torch.optim import Optimizer
@@ -86,4 +87,9 @@ def load_checkpoint(
         state[int(i)][key] = tensor
     method.load_state_dict(groups["method"])
     optimizer.load_state_dict({**optimizer.state_dict(), "state": dict(state)})
+    # A fused optimizer takes for granted that its state has the memory format of the weights.
+    for weight, moments in optimizer.state.items():
+        for name, value in moments.items():
+            if value.shape == weight.shape:
+                moments[name] = torch.empty_like(weight).copy_(value)
     return RunState(**json.loads(metadata["state"]), best_state=groups["best"])

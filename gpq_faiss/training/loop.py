@@ -44,6 +44,9 @@ _SMALL_STEP = 2e8
 """Items times parameters of a training step that one thread computes about as fast as two
 (measured)."""
 
+_WARM_UP = 0.05
+"""Share of the steps of a fine-tuning in which the learning rate rises."""
+
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -130,8 +133,8 @@ class Training:
             unlabelled = np.setdiff1d(self.pool, labelled)
             method.fit_labels(reader, labelled, self.labels.dense(labelled), unlabelled)
         method.to(self.device)
-        if self.device.type == "cuda" and reader.image_size:
-            # The convolutions' tensor-core kernels want channels last on both sides.
+        if reader.image_size:
+            # Convolutions are up to twice as fast with channels last on both sides.
             method.to(memory_format=torch.channels_last)
 
     def threads(self) -> contextlib.AbstractContextManager[None]:
@@ -231,7 +234,7 @@ class Training:
                 "lower training.learning_rate"
             )
         if self.held_out.size:
-            method.fit_codebooks(self.sample)
+            method.fit_codebooks(self.sample, final=run.step == self.steps)
             figures["validation_map"] = self._mean_average_precision()
             if figures["validation_map"] > run.best:
                 run.best, run.best_step = figures["validation_map"], run.step
@@ -311,7 +314,8 @@ def fit(
             )
         if task.run.best_state:
             method.load_state_dict(task.run.best_state)
-        if group.main:
+        # The last validation has fitted them, if its weights are the best.
+        if group.main and task.run.best_step < task.steps:
             with stage("fitting codebooks"):
                 method.fit_codebooks(task.sample, final=True)
     reader.array = None  # which may be large
@@ -324,7 +328,10 @@ def learning_rate(config: Config, step: int, steps: int) -> float:
     The schedule ``step`` is the paper's.
     """
     if config.schedule == "cosine":
-        return config.training.learning_rate * 0.5 * (1 + math.cos(math.pi * step / steps))
+        # Large first steps would destroy what pretrained weights have learnt.
+        warm_up = _WARM_UP * steps if config.network.weights != "none" else 1
+        rate = config.training.learning_rate * min(1.0, (step + 1) / max(1, warm_up))
+        return rate * 0.5 * (1 + math.cos(math.pi * step / steps))
     return config.training.learning_rate * float(0.95 ** (step // 100))
 
 

@@ -27,6 +27,7 @@ from gpq_faiss.methods.posterior import (
     MOST_POWER,
 )
 from gpq_faiss.methods.trainable import TrainingBatch
+from gpq_faiss.nn.augment import distort
 
 C, WIDTH, D = 5, 9, 18
 CLASS_CODEBOOKS = (3, 2)
@@ -362,3 +363,35 @@ def test_few_classes_over_convolutions_are_learnt_by_a_plain_classifier(n):
     assert (group["times"], raw.shape[1]) == ((1.0, n) if n <= 32 else (0.5, 4 * CLASS_DIM))
     learnt = config.with_settings({"network": {"weights": "imagenet"}})
     assert net.optimizer(learnt).param_groups[0]["times"] == 0.5
+
+
+def test_unlabelled_images_are_learnt_by_consistency(tmp_path):
+    spec = {"kind": "images", "image_size": 16}
+    plain = config_of().with_settings({"network": {"backbone": "vgg"}, "loss": {"lambda2": 0}})
+    untrained = build_network(plain, spec, C)
+    torch.save(untrained.backbone.state_dict(), tmp_path / "vgg.pth")
+    assert not untrained.uses_unlabelled
+    config = plain.with_settings({"network": {"weights": str(tmp_path / "vgg.pth")}})
+    net = build_network(config, spec, C).eval()
+    assert net.uses_unlabelled
+    x, y = torch.rand(9, 3, 16, 16), torch.eye(C)[torch.arange(4)]
+    batch = functools.partial(TrainingBatch, x, y)
+    assert set(net.losses(batch(1, 10, torch.Generator()), amp=False)) == {
+        "total",
+        "classification",
+    }
+    p = net.mean_posterior(net.features(x[4:])[1]).detach()
+    limit = float(p.amax(dim=1).median())
+    with mock.patch("gpq_faiss.methods.posterior._CONFIDENCE", limit):
+        parts = net.losses(batch(2, 10, torch.Generator().manual_seed(3)), amp=False)
+    views = distort(x[4:], torch.Generator().manual_seed(3))
+    log_p = net.mean_posterior(net.features(views)[1]).log().detach()
+    expected = sum(
+        -float((q**2 / (q**2).sum() * row).sum()) / 5
+        for q, row in zip(p, log_p, strict=True)
+        if q.max() >= limit
+    )
+    assert parts["consistency"].item() == pytest.approx(expected, rel=1e-4)
+    assert parts["total"].item() == pytest.approx(
+        parts["classification"].item() + expected, rel=1e-4
+    )

