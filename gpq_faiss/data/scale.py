@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from .base import Dataset, FeatureDataset
 
+_NAMES = ("norm", "least_norm", "largest_norm", "low", "high")
 _FACTOR = 1.5  # between scales of the same embeddings
 _FEW = 10  # vectors, whose norms may be far from the median
 
@@ -25,8 +26,7 @@ def scale_of(x: NDArray[Any]) -> dict[str, float]:
     if not fine.any():
         return {}
     values = [*np.percentile(norms[fine], (50, 1, 99)), *np.percentile(x[fine], (1, 99))]
-    names = ("norm", "least_norm", "largest_norm", "low", "high")
-    return dict(zip(names, map(float, values), strict=True))
+    return dict(zip(_NAMES, map(float, values), strict=True))
 
 
 def typical_scale(dataset: Dataset, sample: int = 1000) -> dict[str, float]:
@@ -42,20 +42,18 @@ def scale_warning(
     expected: Mapping[str, float], measured: Mapping[str, float], n: int
 ) -> str | None:
     """Return a warning if ``n`` vectors are not ``measured`` at the ``expected`` scale."""
-    if not expected or not measured:
+    if not expected or not measured or not measured["norm"]:
         return None
     least, largest = ("least_norm", "largest_norm") if n < _FEW else ("norm", "norm")
     is_same = expected[least] / _FACTOR <= measured["norm"] <= expected[largest] * _FACTOR
-    if n >= _FEW:
-        shift = max(abs(measured[end] - expected[end]) for end in ("low", "high"))
-        is_same &= shift <= (_FACTOR - 1) * (expected["high"] - expected["low"])
-    if is_same or not measured["norm"]:
+    shift = max(abs(measured[end] - expected[end]) for end in ("low", "high"))
+    extent = expected["high"] - expected["low"]
+    if is_same and (n < _FEW or shift <= (_FACTOR - 1) * extent):
         return None
-    texts = [
+    norms, ranges = [
         f"norms of about {scale['norm']:.3g} and numbers from {scale['low']:.3g} to {scale['high']:.3g}"
         for scale in (measured, expected)
     ]
-    return (
-        f"the vectors have {texts[0]}, those of the training have {texts[1]}: "
-        f"scale (here by {expected['norm'] / measured['norm']:.3g}) or shift them as for the training"
-    )
+    factor = expected["norm"] / measured["norm"]
+    remedy = f"scale (here by {factor:.3g}) or shift them as for the training"
+    return f"the vectors have {norms}, those of the training have {ranges}: {remedy}"

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..codes.bits import bits_per_code, code_size
-from ..data.arrays import NpyArray, npy_header
+from ..data.arrays import npy_array, npy_header
 from ..data.protocols import load_split
 from ..encoder import METADATA_FILE, read_encoder_metadata
 from ..errors import DataError, MismatchError
@@ -86,7 +86,7 @@ def _file(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         start = file.read(32)
     if start.startswith(b"\x93NUMPY"):
-        array = NpyArray(path)
+        array = npy_array(path)
         return {"kind": "array", **_array(array.shape, array.dtype)}
     if start.startswith(b"\x89HDF\r\n\x1a\n"):
         return _rows(path)
@@ -176,7 +176,7 @@ def _zip(path: Path) -> dict[str, Any]:
         for member in (member for member in members if member.filename.endswith(".npy")):
             with archive.open(member) as file:
                 description = _array(
-                    *npy_header(file, f"{path}: {member.filename}", member.file_size)
+                    *npy_header(file)
                 )
             arrays[member.filename.removesuffix(".npy")] = description
     if not arrays:
