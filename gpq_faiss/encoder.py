@@ -20,11 +20,10 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field, Json, ValidationError
 
 from .codes.encode import encode as encode_vectors
-from .data.base import Dataset, FeatureDataset
+from .data.base import Dataset, FeatureDataset, scale_of, scale_warning, typical_scale
 from .data.images import to_images, to_vectors
 from .data.labels import rows_that
 from .data.reader import Reader
-from .data.scale import scale_of, scale_warning, typical_scale
 from .errors import DataError, MismatchError, UsageError, needs, one_line, optional
 from .inputs import check_memory, parse_json, reading
 from .progress import stage
@@ -99,7 +98,7 @@ class Embedder(ABC):
 
     @property
     def scale(self) -> dict[str, float]:
-        """Typical scale of the training's vectors (:mod:`.data.scale`); empty if unknown."""
+        """Typical scale of the training's vectors (:func:`.data.base.scale_of`); empty if unknown."""
         return {}
 
     def check(self, dataset: Dataset) -> None:
@@ -230,7 +229,7 @@ class Encoder(Embedder):
 
     @property
     def scale(self) -> dict[str, float]:
-        """Typical scale of the training's vectors (:mod:`.data.scale`); empty if unknown."""
+        """Typical scale of the training's vectors (:func:`.data.base.scale_of`); empty if unknown."""
         return dict((self.model.description.get("data") or {}).get("scale", {}))
 
     def batch_size(self, dataset: Dataset) -> int:

@@ -86,8 +86,10 @@ class JoinedMatrix:
     def __init__(self, matrices: Sequence[Matrix], names: Sequence[object]) -> None:
         for matrix, name in zip(matrices, names, strict=True):
             if len(matrix.shape) != 2 or matrix.shape[1] != matrices[0].shape[1]:
-                shapes = f"{names[0]} is {list(matrices[0].shape)}, {name} {list(matrix.shape)}"
-                raise DataError(f"{shapes}: rows of one width are needed")
+                raise DataError(
+                    f"{names[0]} is {list(matrices[0].shape)}, {name} {list(matrix.shape)}"
+                    f": rows of one width are needed"
+                )
         self._matrices, self.dtype = matrices, np.dtype(np.float32)
         self._starts = np.cumsum([0, *(matrix.shape[0] for matrix in matrices)])
         self.shape = (int(self._starts[-1]), matrices[0].shape[1])
@@ -135,8 +137,10 @@ def whole_numbers(ids: Any, source_name: str) -> NDArray[np.int64]:
         numbers = array.astype(np.int64)
         if array.ndim == 1 and exact and (numbers == array).all():
             return numbers
-    expected = "expected ids: whole numbers of signed 64 bits, none missing"
-    raise DataError(f"{source_name}: {array.dtype} {list(array.shape)}, {expected}")
+    raise DataError(
+        f"{source_name}: {array.dtype} {list(array.shape)}, "
+        "expected ids: whole numbers of signed 64 bits, none missing"
+    )
 
 
 def read_ids(path: str | os.PathLike[str], source_name: str = "ids") -> NDArray[np.int64]:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -52,8 +52,10 @@ class Dataset(ABC):
         self.ids = np.arange(len(self), dtype=np.int64) if self.ids is None else self.ids
         for subject, column in (("ids", self.ids), ("labels", self.labels), *self.texts.items()):
             if column is not None and len(column) != len(self):
-                count = f"{len(column):,} {subject}, {self.name} has {len(self):,} items"
-                raise DataError(f"{count}: one for each is needed, in order or by id or name")
+                raise DataError(
+                    f"{len(column):,} {subject}, {self.name} has {len(self):,} items"
+                    f": one for each is needed, in order or by id or name"
+                )
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -111,8 +113,10 @@ class FeatureDataset(Dataset):
     def __post_init__(self) -> None:
         shape, dtype = tuple(self.matrix.shape), self.matrix.dtype
         if len(shape) != 2 or 0 in shape or dtype.kind not in "fiu":
-            problem = f"{self.name} is {dtype} {list(shape)}"
-            raise DataError(f"{problem}: numbers [N, width] are needed, one row per item")
+            raise DataError(
+                f"{self.name} is {dtype} {list(shape)}"
+                f": numbers [N, width] are needed, one row per item"
+            )
         super().__post_init__()
 
     def __len__(self) -> int:
@@ -139,8 +143,10 @@ class FeatureDataset(Dataset):
             (numbers[square == 0.0], "are", "all zero (no direction)"),
         ):
             if len(bad):
-                problem = f"{self.name}: {rows_that(bad, verb)} {subject}"
-                raise DataError(f"{problem}: repair such rows or leave them out")
+                raise DataError(
+                    f"{self.name}: {rows_that(bad, verb)} {subject}"
+                    f": repair such rows or leave them out"
+                )
         return x
 
 
@@ -217,3 +223,55 @@ def image_files(
     for i in missing:
         dataset.add_bad(i, shown(paths[i]), "not found")
     return dataset
+
+
+# Scale: embeddings at another scale than the training's get wrong codes ----------------------------
+
+_NAMES = ("norm", "least_norm", "largest_norm", "low", "high")
+_FACTOR = 1.5  # between scales of the same embeddings
+_FEW = 10  # vectors, whose norms may be far from the median
+
+
+def scale_of(x: NDArray[Any]) -> dict[str, float]:
+    """Return the scale of vectors [n, width], or nothing without finite ones.
+
+    It is the median of their norms, percentiles 1 and 99 of the norms, and of all numbers.
+    """
+    x = np.asarray(x, np.float64)
+    norms = np.linalg.norm(x, axis=1)
+    fine = np.isfinite(norms)
+    if not fine.any():
+        return {}
+    values = [*np.percentile(norms[fine], (50, 1, 99)), *np.percentile(x[fine], (1, 99))]
+    return dict(zip(_NAMES, map(float, values), strict=True))
+
+
+def typical_scale(dataset: Dataset, sample: int = 1000) -> dict[str, float]:
+    """Return the scale of about ``sample`` vectors, in eight evenly spaced blocks; of images {}."""
+    if not isinstance(dataset, FeatureDataset):
+        return {}
+    starts = np.linspace(0, max(0, len(dataset) - sample // 8), num=8).astype(np.int64)
+    rows = np.unique((starts[:, None] + np.arange(sample // 8)).clip(max=len(dataset) - 1))
+    return scale_of(np.asarray(dataset.matrix[rows]))
+
+
+def scale_warning(
+    expected: Mapping[str, float], measured: Mapping[str, float], n: int
+) -> str | None:
+    """Return a warning if ``n`` vectors are not ``measured`` at the ``expected`` scale."""
+    if not expected or not measured or not measured["norm"]:
+        return None
+    least, largest = ("least_norm", "largest_norm") if n < _FEW else ("norm", "norm")
+    is_same = expected[least] / _FACTOR <= measured["norm"] <= expected[largest] * _FACTOR
+    shift = max(abs(measured[end] - expected[end]) for end in ("low", "high"))
+    extent = expected["high"] - expected["low"]
+    if is_same and (n < _FEW or shift <= (_FACTOR - 1) * extent):
+        return None
+    norms, ranges = [
+        f"norms of about {scale['norm']:.3g} and numbers from {scale['low']:.3g} to {scale['high']:.3g}"
+        for scale in (measured, expected)
+    ]
+    return (
+        f"the vectors have {norms}, those of the training have {ranges}: scale (here by "
+        f"{expected['norm'] / measured['norm']:.3g}) or shift them as for the training"
+    )

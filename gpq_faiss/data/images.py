@@ -184,8 +184,9 @@ def as_array(value: Any, location: str) -> NDArray[Any]:
     plain = [without_gradient(v) for v in value] if isinstance(value, list | tuple) else value
     array = checks.as_array(without_gradient(plain), location)
     if array.dtype.kind not in "fiu":
-        problem = f"{location}: {type(value).__name__} is not an array of numbers"
-        raise DataError(f"{problem}, nor an image")
+        raise DataError(
+            f"{location}: {type(value).__name__} is not an array of numbers, nor an image"
+        )
     return array
 
 
@@ -206,8 +207,11 @@ def to_pixels(value: Any, location: str) -> NDArray[np.uint8]:
     if array.dtype.kind == "f" and array.min() >= 0 and array.max() <= 1:
         array = np.round(array * 255)
     elif array.dtype != np.uint8:
-        extent = f"{array.dtype} from {array.min():g} to {array.max():g}"
-        raise DataError(f"{location}: {extent}: uint8, or floats from 0 to 1, are needed")
+        raise DataError(
+            f"{location}: "
+            f"{array.dtype} from {array.min():g} to {array.max():g}"
+            f": uint8, or floats from 0 to 1, are needed"
+        )
     return np.ascontiguousarray(array, dtype=np.uint8)
 
 

@@ -42,11 +42,15 @@ def composed(text: str) -> str:
 
 
 def plain_text(value: Any) -> str:
-    """Return the text of a value; bytes are UTF-8. Raises DataError: they are not."""
+    """Return the text of a value, empty for None and NaN; bytes are UTF-8. Raises DataError: they
+    are not.
+    """
     try:
-        return value.decode() if isinstance(value, bytes) else str(value)
+        text = value.decode() if isinstance(value, bytes) else str(value)
     except UnicodeDecodeError:
         raise DataError(f"{value[:40]!r} is not UTF-8: save texts as UTF-8") from None
+    is_text = isinstance(value, str | bytes)
+    return text if is_text or text not in ("None", "nan", "NaT", "<NA>") else ""
 
 
 @contextlib.contextmanager
@@ -79,11 +83,15 @@ def _names(class_names: Iterable[object]) -> tuple[str, ...]:
     names = tuple(composed(str(name)) for name in class_names)
     repeated = {name for name, count in Counter(names).items() if count > 1}
     for wrong in [name for name in names if name in repeated or not name.isprintable()][:1]:
-        problem = "is given twice" if wrong in repeated else "is not a printable name"
-        raise DataError(f"the class {wrong[:60]!a} {problem}: rename it")
+        raise DataError(
+            f"the class {wrong[:60]!a} is given twice"
+            if wrong in repeated
+            else "is not a printable name: rename it"
+        )
     if len(names) > MAX_CLASSES:
-        problem = f"{len(names):,} different labels"
-        raise DataError(f"{problem}: at most {MAX_CLASSES:,} classes are possible")
+        raise DataError(
+            f"{len(names):,} different labels: at most {MAX_CLASSES:,} classes are possible"
+        )
     return names
 
 
@@ -327,7 +335,7 @@ def _texts(value: Any) -> list[str]:
         value = int(value)
     text = composed(plain_text(value)).strip()
     if not isinstance(value, str | bytes):
-        return [] if text in ("None", "nan", "NaT", "<NA>") else [text]
+        return [text] if text else []
     if ROW.fullmatch(text):
         return re.findall(r"([01])(?:\.0*)?(?=[\s,;\]]|$)", text)
     if text[:1] in ("[", "{", "("):

@@ -4,33 +4,40 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
+from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import UsageError, unknown
+from ..errors import DataError, UsageError, unknown
 from ..files import fingerprint
+from ..inputs import parse_json, read_text, reading
 from ..plugins import Plugin, find_plugin, plugin_names
-from .attach import with_ids, with_labels, with_names
-from .base import Dataset, image_files
-from .images import IMAGE_SUFFIXES, shown
-from .labels import class_notes
-from .paths import is_url, local_path, without_secrets
+from ..store.hdf5 import as_texts
+from .arrays import read_ids, whole_numbers
+from .base import Dataset
+from .images import IMAGE_SUFFIXES, shown, without_gradient
+from .labels import ROW, WHOLE, class_notes, composed, labels_note, labels_of, plain_text
+from .paths import files_of, is_url, local_path, without_secrets
 from .sources import (
     open_array,
     open_files,
     open_frame,
     open_hf,
+    open_image,
     open_items,
     open_list,
     open_webdataset,
 )
 from .standard import open_digits, open_folder, open_nuswide, open_published
 from .tables import FORMS as ENDINGS
-from .tables import Options
+from .tables import ITEMS, LABELS, Options, Table, file_form, frame_table, open_tables, usual
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +64,7 @@ _SOURCES = {
     "webdataset": Source(":FILES", open_webdataset, _TABLE),
     "hf": Source(":FOLDER", open_hf, _TABLE),
     "features": Source(":FILES", open_files, _TABLE),
+    "image": Source(":FILE", open_image),
 }
 FORMS = " | ".join(name + source.usage for name, source in _SOURCES.items())
 """Every form of a DATA argument."""
@@ -90,8 +98,9 @@ def form_of(path: str) -> str:
     if form is None and not os.path.exists(local):
         plugins = [f"{plugin}:PATH" for plugin in plugin_names("data", _SOURCES)]
         forms = " | ".join([FORMS, *plugins])
-        problem = f"unknown data {without_secrets(path)!r}"
-        raise UsageError(f"{problem}: no such path, and the forms are {forms}")
+        raise UsageError(
+            f"unknown data {without_secrets(path)!r}: no such path, and the forms are {forms}"
+        )
     return form or "features"
 
 
@@ -101,21 +110,18 @@ def _opener(source: object) -> tuple[str, Source, object]:
     An object's library is not imported. Raises UsageError: a DATA argument lacks its path, or has
     one too many.
     """
-    libraries = {kind.__module__.partition(".")[0] for kind in type(source).__mro__}
-    is_path = isinstance(source, os.PathLike) or (isinstance(source, str) and not is_form(source))
-    if is_path and (form := form_of(os.fspath(source))) == "image":  # type: ignore[call-overload]
-        return "an image", Source("", _open_image), os.fspath(source)  # type: ignore[call-overload]
-    if is_path:
-        source = f"{form}:{os.fspath(source)}"  # type: ignore[call-overload]
+    if isinstance(source, os.PathLike):
+        source = os.fspath(source)
     if isinstance(source, str):
-        scheme, _, path = source.partition(":")
+        source = source if is_form(source) else f"{form_of(source)}:{source}"
+        scheme, colon, path = source.partition(":")
         if plugin := find_plugin("data", scheme, _SOURCES):
             return scheme, Source(":PATH", partial(_of_plugin, plugin)), path
         usage = _SOURCES[scheme].usage
-        if (path and not usage) or (not path and (":" in source or usage.startswith(":"))):
-            problem = "takes no path" if path else "lacks its path"
-            raise UsageError(f"{source!r}: {scheme} {problem}: the forms are {FORMS}")
+        if (path and not usage) or (not path and (colon or usage.startswith(":"))):
+            raise UsageError(f"{source!r} has a path too many or too few: the forms are {FORMS}")
         return scheme, _SOURCES[scheme], path or None
+    libraries = {kind.__module__.partition(".")[0] for kind in type(source).__mro__}
     if isinstance(source, Dataset):
         return "a data set", Source("", lambda dataset, _: dataset), source
     if "datasets" in libraries:
@@ -133,11 +139,6 @@ def _opener(source: object) -> tuple[str, Source, object]:
     return "a list of items", Source("", open_items), source
 
 
-def _open_image(path: str, o: Options) -> Dataset:
-    """Open an image file as a data set of one item."""
-    return image_files(without_secrets(path), [str(local_path(path))], [path], max_bad=0.0)
-
-
 def open_data(
     source: object, *, labels: Any = None, ids: Any = None, names: Any = None, **read: Any
 ) -> Dataset:
@@ -150,7 +151,7 @@ def open_data(
             :class:`.base.Dataset`.
         labels: files of labels in the order of the items, or of a table that names items by id or
             name; a column of the source; or the labels themselves, in the order of the items, or
-            by id or name in a dict, a Series or a table (:func:`.attach.with_labels`).
+            by id or name in a dict, a Series or a table (:func:`.labels.labels_of`).
         ids: a file of ids, one per item, a column of the source, or the ids themselves.
         names: a file of names, one per item, a column of the source, or the names themselves.
         read: ``label_column`` and ``id_column`` of a table of labels or of the source; ``vectors``,
@@ -176,27 +177,27 @@ def open_data(
     keep = read.get("keep") or ()
     options = Options(**read | {"keep": keep.split(",") if isinstance(keep, str) else keep})
     form, opener, opened = _opener(source)
-    beside, columns = {"names": names, "ids": ids, "labels": labels}, {}
-    for name, column in (("names", "name"), ("ids", "id"), ("labels", "label")):
-        if isinstance(beside[name], os.PathLike):
-            beside[name] = os.fspath(beside[name])
-        text = beside[name] if isinstance(beside[name], str) and opener.takes == _TABLE else "."
-        if not os.path.splitext(text)[1] and not os.path.exists(text) and text != ".":
-            columns[f"{column}_column"] = beside.pop(name)
-    if beside.get("labels") is not None:
-        columns = {"label_column": None, "id_column": None, "with_labels": False} | columns
+    beside = {
+        name: os.fspath(value) if isinstance(value, os.PathLike) else value
+        for name, value in (("name", names), ("id", ids), ("label", labels))
+        if value is not None
+    }
+    columns: dict[str, Any] = {"label_column": None, "id_column": None, "with_labels": False}
+    columns = columns if "label" in beside else {}
+    for name in [name for name in beside if opener.takes == _TABLE]:
+        text = beside[name] if isinstance(beside[name], str) else "."
+        if not os.path.splitext(text)[1] and not os.path.exists(text):
+            columns |= {f"{name}_column": beside.pop(name), "with_labels": "label" not in beside}
     source_options = replace(options, **columns)
     for option in ("label_column", "vectors", "keep", "root", "image_column", "concepts"):
         if getattr(source_options, option) and option not in opener.takes.split():
             raise UsageError(f"--read {option} does not apply to {form}")
     dataset = opener.open(opened, source_options)
-    if beside.get("names") is not None:
-        dataset = with_names(dataset, beside["names"])
-    if beside.get("ids") is not None:
-        dataset = with_ids(dataset, beside["ids"])
-    if beside.get("labels") is not None:
-        dataset = with_labels(dataset, beside["labels"], options)
-    is_complete = isinstance(source, Dataset) and (names, ids, labels) == (None, None, None)
+    for name, attach in (("name", _with_names), ("id", _with_ids)):
+        dataset = attach(dataset, beside[name]) if name in beside else dataset
+    if "label" in beside:
+        dataset = _with_labels(dataset, beside["label"], options)
+    is_complete = isinstance(source, Dataset) and not beside
     return dataset if is_complete else _completed(dataset)
 
 
@@ -224,7 +225,136 @@ def _of_plugin(plugin: Plugin, path: str, o: Options) -> Dataset:
     opener = plugin.load()
     with plugin.running(f"open {shown(path)!r}"):
         opened = opener(path)
-    if opened is None or isinstance(opened, str):
-        kind = type(opened).__name__
-        raise plugin.error(f"returns {kind}: a data set, a table or an array is needed")
     return replace(open_data(opened, max_bad=o.max_bad), name=f"{plugin.name}:{path}")
+
+
+# Labels, ids and names beside the data ------------------------------------------------------------
+
+
+def _with_labels(dataset: Dataset, labels: Any, o: Options) -> Dataset:
+    """Return a data set with other labels.
+
+    Args:
+        labels: files of a table or of labels in the order of the items; a table, a dict or a Series
+            by id or name; or values in the order of the items (:func:`.labels.labels_of`).
+
+    Raises:
+        DataError: labels that match no item, are of another number, or cannot be read.
+    """
+    source, column, keys, method = "labels", "its keys", None, "in their order"
+    if isinstance(labels, str):
+        files = files_of(labels)
+        source, labels = files[0].name, _read_labels(files)
+    elif hasattr(labels, "__arrow_c_stream__") and hasattr(labels, "columns"):
+        labels = frame_table(labels)
+    elif hasattr(labels, "index") and hasattr(labels, "items"):  # a Series of pandas
+        is_ordered = labels.index.tolist() == [*range(len(dataset))]
+        labels = labels.tolist() if is_ordered else dict(labels.items())
+    if isinstance(labels, Mapping):
+        keys, labels = list(labels), list(labels.values())
+    elif isinstance(labels, Table):
+        table, columns = labels, list(labels.columns)
+        items = o.id_column or (usual(ITEMS, columns) if len(columns) > 1 else None)
+        candidates = [name for name in columns if name != items]
+        only = columns[0] if len(columns) == 1 else usual(LABELS, candidates)
+        texts = {name: table.texts(name).tolist() for name in candidates if o.label_column is None}
+        if len(texts) > 1 and {*chain(*texts.values())} <= {"0", "1"}:  # a column for each class
+            hot = zip(*texts.values(), strict=True)
+            labels = [[name for name, x in zip(texts, row, strict=True) if x == "1"] for row in hot]
+        else:
+            labels = table.values(table.column(o.label_column or only, "label_column"))
+        if items is None and len(labels) != len(dataset):
+            table.column("id", "id_column")
+        if items is not None:
+            keys, column = table.values(table.column(items, "id_column")).tolist(), repr(items)
+        is_named = keys and o.id_column is None and not WHOLE.fullmatch(_key(keys[0]))
+        if is_named and "name" not in dataset.texts and len(labels) == len(dataset):
+            dataset, keys = _with_names(dataset, keys), None
+    elif o.label_column or o.id_column:
+        raise UsageError(f"--read label_column, id_column: {source} has no columns")
+    if keys is not None:
+        rows, method = _matched(dataset, keys, source, column)
+        labels = [labels[row] if row >= 0 else None for row in rows]
+    attached = labels_of(labels, source)
+    notes = [labels_note(source, attached, method), *dataset.notes[1:]]
+    return replace(dataset, labels=attached, notes=notes)
+
+
+def _read_labels(files: Sequence[Path]) -> Any:
+    """Read labels as a table, a dict by id or name, or values in the order of the items.
+
+    In a text of one per line, a first line with a usual name, or of text above numbers, is a
+    header.
+    """
+    form = file_form(files[0])
+    if files[0].suffix == ".json":
+        with reading(files[0], "JSON of labels"):
+            values = parse_json(read_text(files[0], "JSON of labels"))
+            if isinstance(values, dict) or not any(isinstance(value, dict) for value in values):
+                return values
+    lines = read_text(files[0], "labels").split("\n") if form in ("text", "csv") else [","]
+    first, *following = [line.strip() for line in (lines if lines[-1] else lines[:-1])] or [""]
+    if re.search("[,;\t]", first) and not ROW.fullmatch(first):
+        return open_tables(files)
+    numbers = [bool(ROW.fullmatch(x) or WHOLE.fullmatch(x) or x == "") for x in (first, *following)]
+    is_name = usual(LABELS, [first]) is not None and first not in following
+    has_header = following and (is_name or (all(numbers[1:]) and not numbers[0]))
+    return following if has_header else [first, *following]
+
+
+def _key(value: Any) -> str:
+    """Return an id or a name as text; whole floats are whole numbers."""
+    text = composed(plain_text(value).strip()) if value is not None else ""
+    return text.partition(".")[0] if WHOLE.fullmatch(text) else text
+
+
+_WAYS = {
+    "name": _key,
+    "id": _key,
+    "file name": lambda key: _key(os.path.basename(key)),
+    "name without ending": lambda key: _key(os.path.splitext(os.path.basename(key))[0]),
+}
+"""Ways in which the key of a label may name an item."""
+
+
+def _matched(
+    dataset: Dataset, keys: Sequence[Any], source: str, column: str
+) -> tuple[list[int], str]:
+    """Return the position of the key of each item, -1 if it has none, and how they match."""
+    texts = [_key(key) for key in keys]
+    if repeated := [text for text, count in Counter(texts).items() if count > 1 and text]:
+        raise DataError(
+            f"{source}: {column} {repeated[0]!r} occurs more than once: give each item one line"
+        )
+    names = dataset.texts["name"].tolist() if "name" in dataset.texts else []
+    ids = dataset.ids.tolist()
+    for way, shorten in _WAYS.items():
+        items = list(map(shorten, ids if way == "id" else names))
+        positions = {shorten(text): i for i, text in enumerate(texts) if text}
+        is_unique = way == "id" or len(set(items)) == len(items)
+        if is_unique and not positions.keys().isdisjoint(items):
+            break
+    else:
+        example = f"it has {texts[:1]}, the data {(names or ids)[:1]}"
+        raise DataError(
+            f"{source}: no key of a label in {column} is an id or name of the data ({example})"
+        )
+    unmatched = sorted(positions.keys() - {*items})
+    if way == "id" and unmatched and ids == [*range(len(ids))]:
+        problem = f"{source} has the id {unmatched[0]} in {column}, but the data has no ids"
+        raise DataError(
+            f"{problem}; its items are numbered from 0: give their ids with --read ids=FILE"
+        )
+    count = f" ({len(unmatched):,} rows are of other items)" if unmatched else ""
+    return [positions.get(item, -1) for item in items], f"matched by {way} in {column}{count}"
+
+
+def _with_ids(dataset: Dataset, ids: Any) -> Dataset:
+    ids = read_ids(ids) if isinstance(ids, str) else without_gradient(ids)
+    return replace(dataset, ids=whole_numbers(ids, "ids"))
+
+
+def _with_names(dataset: Dataset, names: str | Sequence[str]) -> Dataset:
+    """Return a data set with other names: the names, or a text with one per line."""
+    names = read_text(local_path(names), "names").splitlines() if isinstance(names, str) else names
+    return replace(dataset, texts=dataset.texts | {"name": as_texts(map(plain_text, names))})

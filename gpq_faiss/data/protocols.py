@@ -155,8 +155,11 @@ def _draw(
     number = int(match[1] or 0) if match else 0
     share = float(match[2] or 0) / (100 if match[3] else 1) if match else 0
     if spec and not number and not (0 < share <= 1 and option == "--labelled"):
-        remedy = "write N-per-class, or name a file; --labelled also takes all or a fraction"
-        raise UsageError(f"{option} {spec}: {remedy} above 0 and at most 1")
+        raise UsageError(
+            f"{option} {spec}: "
+            "write N-per-class, or name a file; --labelled also takes all or a fraction"
+            f" above 0 and at most 1"
+        )
     counts, before = labels.counts(), free.copy()
     # Rarest classes first, so that common ones do not use up shared items.
     for c in np.argsort(counts, kind="stable").tolist():
@@ -206,8 +209,10 @@ def _labelled(spec: str | None, labels: Labels, free: Mask, seed: int, ids: Rows
     empty = np.flatnonzero(labels.take(rows).counts() == 0)
     if empty.size:
         problem = f"no labelled item for class '{labels.class_names[empty[0]]}'"
-        remedy = "label one, or leave the class out; number classes 0, 1, 2, ... without gaps"
-        raise DataError(f"{problem} of {labels.counts()[empty[0]]:,} items: {remedy}")
+        raise DataError(
+            f"{problem} of {labels.counts()[empty[0]]:,} items: "
+            "label one, or leave the class out; number classes 0, 1, 2, ... without gaps"
+        )
     return rows
 
 
@@ -224,8 +229,9 @@ def _queries(spec: str, labels: Labels, seed: int, labelled: str | None, ids: Ro
     order_of = lambda rows, c: _permuted(rows, seed, _QUERY, c)  # noqa: E731
     query = _draw(labels, free, spec, order_of, "--queries")
     if not len(query):
-        problem = f"{len(labels):,} items are too few to set queries apart"
-        raise DataError(f"{problem}: take protocol none")
+        raise DataError(
+            f"{len(labels):,} items are too few to set queries apart: take protocol none"
+        )
     return query
 
 
@@ -242,8 +248,11 @@ def _seen(labels: Labels, protocol: str, seed: int) -> Rows:
         seen = np.sort(drawn[: max(1, int(_SEEN * len(drawn)))])
     if not matches.any(axis=0).all() or not 0 < len(seen) < present.sum():
         classes = ", ".join(labels.class_names[:5]) + (" ..." if labels.n_classes > 5 else "")
-        problem = "two classes with items are needed, some named and some not"
-        raise UsageError(f"protocol {protocol}: {problem}; the classes are {classes}")
+        raise UsageError(
+            f"protocol {protocol}: "
+            "two classes with items are needed, some named and some not"
+            f"; the classes are {classes}"
+        )
     return seen
 
 
@@ -266,8 +275,9 @@ def _unseen_classes(
         database, train = has & (hidden == first), train & first
         remaining = train | database | ~has
     if not query.any():
-        problem = f"{len(labels):,} items are too few for protocol {protocol}"
-        raise DataError(f"{problem}: no query is left")
+        raise DataError(
+            f"{len(labels):,} items are too few for protocol {protocol}: no query is left"
+        )
     visible = labels.masked(np.flatnonzero(train)).over(labels.names(seen))
     chosen = _labelled(labelled or "all", visible, train, seed, ids)
     remaining[chosen] = False
@@ -319,8 +329,10 @@ def make_split(
     if name == "1" and data_name.startswith("nuswide:"):
         queries, labelled = queries or "100-per-class", labelled or "500-per-class"
     if (queries and name != "1") or seed < 0:
-        problem = f"protocol {protocol}, --queries {queries or None}, seed {seed}"
-        raise UsageError(f"{problem}: only protocol 1 takes queries, and a seed is not negative")
+        raise UsageError(
+            f"protocol {protocol}, --queries {queries or None}, seed {seed}"
+            f": only protocol 1 takes queries, and a seed is not negative"
+        )
     labels = data if isinstance(data, Labels) else data.require_labels()
     with errors_of(data_name):
         ids = np.arange(len(labels)) if isinstance(data, Labels) else data.ids

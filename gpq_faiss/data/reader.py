@@ -80,8 +80,10 @@ class Reader:
         mask = self._readable[rows]
         values, mask = self._load(rows) if self.array is None else (self.array[rows[mask]], mask)
         if len(rows) and not mask.any():
-            problem = f"{self.dataset.name}: none of the {len(rows)} items of a batch could be read"
-            raise DataError(f"{problem}: repair the images")
+            raise DataError(
+                f"{self.dataset.name}: none of the {len(rows)} items of a batch could be read"
+                f": repair the images"
+            )
         return values, mask
 
     def stream(self, batches: Iterable[NDArray[np.int64]]) -> Iterator[Batch]:

@@ -15,14 +15,14 @@ import numpy as np
 
 from ..errors import DataError, UsageError, one_line, optional
 from ..files import fingerprint
-from ..inputs import check_file, read_text
+from ..inputs import read_text
 from ..store.hdf5 import Hdf5Array
 from ..store.rows import RowReader
 from .arrays import Matrix
 from .base import Dataset, FeatureDataset, ImageDataset, image_files
 from .images import BrokenImageError, as_array, to_pixels, without_gradient
 from .labels import Labels, labels_note, labels_of, named
-from .paths import cache_folder, content_of, files_of, natural_order, without_secrets
+from .paths import cache_folder, content_of, files_of, local_path, natural_order, without_secrets
 from .tables import (
     FORMS,
     LABELS,
@@ -46,18 +46,33 @@ def open_table(name: str, table: Table, o: Options, mark: str = "", folder: str 
     lists = [column for column in table.of_kind("list") if usual(LABELS, [column]) is None]
     has_vectors = o.vectors is not None or (lists and o.image_column is None)
     image = None if has_vectors else table.image_column(o.image_column)
-    attributes = table.attributes(o, image)
+    has_paths = image is not None and image not in table.of_kind("V")
+    attributes = table.attributes(o, image if has_paths else None)
     if image is None:
         matrix, note = table.vectors(o)
         attributes["notes"] += [note] * (len(table.columns) > 1)
         mark = mark or fingerprint("table", np.ascontiguousarray(matrix[:]).tobytes())
         return FeatureDataset(name=name, fingerprint=mark, matrix=matrix, **attributes)
-    listed = table.texts(image).tolist()
+    listed = table.texts(image).tolist() if has_paths else []
     paths = [os.path.join(folder, text.replace("\\", "/")) for text in listed]
-    if not any(map(os.path.isfile, paths)):
-        problem = f"{table.source}: none of its {len(paths):,} images exists ({paths[:1]}, for one)"
-        raise DataError(f"{problem}: give their folder with --read root=DIR")
-    return image_files(name, paths, listed, max_bad=o.max_bad, **attributes)
+    if any(map(os.path.isfile, paths)):
+        return image_files(name, paths, listed, max_bad=o.max_bad, **attributes)
+    if listed:
+        raise DataError(
+            f"{table.source}: none of its {len(paths):,} images exists ({paths[0]}, for one)"
+            f": give their folder with --read root=DIR"
+        )
+    names = attributes["texts"].get("name", range(len(table.images)))
+
+    def fetch(i: int) -> bytes | str:
+        value = table.images[image][i].as_py() or {}
+        encoded = value if isinstance(value, bytes) else value.get("bytes") or value.get("path")
+        if encoded is None:
+            raise BrokenImageError(f"row {i}", "there is no image in this row")
+        return encoded  # type: ignore[no-any-return]
+
+    options = {"paths": [f"{name}!{text}" for text in names], "max_bad": o.max_bad, **attributes}
+    return ImageDataset(name=name, fingerprint=mark, fetch=fetch, **options)
 
 
 def open_files(path: str, o: Options = PLAIN, *, form: str = "features") -> Dataset:
@@ -134,6 +149,11 @@ def open_list(path: str, o: Options = PLAIN) -> Dataset:
     return open_table(f"list:{path}", Table(str(file), columns), options, folder=base)
 
 
+def open_image(path: str, o: Options = PLAIN) -> ImageDataset:
+    """Open an image file as a data set of one item."""
+    return image_files(without_secrets(path), [str(local_path(path))], [path], max_bad=0.0)
+
+
 # Hugging Face -------------------------------------------------------------------------------------
 
 
@@ -155,8 +175,6 @@ def open_webdataset(path: str, o: Options = PLAIN) -> Dataset:
     Names are the keys. Labels are in ``.cls`` or a field of ``.json``; captions are no labels.
     """
     files, name = files_of(path), f"webdataset:{without_secrets(path)}"
-    for file in files:
-        check_file(file, "a tar file of WebDataset samples")
     options: dict[str, Any] = {"data_files": {"train": list(map(str, files))}, "split": "train"}
     options["cache_dir"] = str(cache_folder() / "datasets")
     rows = _by_datasets(name, lambda library: library.load_dataset("webdataset", **options))
@@ -189,24 +207,10 @@ def open_hf(source: Any, o: Options = PLAIN, name: str = "", mark: str = "") -> 
             table.columns[column] = np.fromiter(values, object)
     files = [file["filename"] for file in source.cache_files]
     mark = mark or fingerprint(content_of(files), source._fingerprint)
-    image = None if o.vectors is not None else table.image_column(o.image_column)
-    if image not in table.of_kind("V"):
-        return open_table(name, table, o, mark, o.root or "")
-
-    def fetch(i: int) -> bytes | str:
-        value = data[image][i].as_py() or {}
-        encoded = value if isinstance(value, bytes) else value.get("bytes") or value.get("path")
-        if encoded is None:
-            raise BrokenImageError(f"row {i}", "there is no image in this row")
-        return encoded  # type: ignore[no-any-return]
-
-    attributes = table.attributes(o)
-    attributes["notes"] += notes
-    names = attributes["texts"].get("name", np.arange(len(source)))
-    paths = [f"{name}!{text}" for text in names.tolist()]
-    return ImageDataset(
-        name=name, fingerprint=mark, fetch=fetch, paths=paths, max_bad=o.max_bad, **attributes
-    )
+    table.images = data
+    dataset = open_table(name, table, o, mark, o.root or "")
+    dataset.notes += notes
+    return dataset
 
 
 # Arrays, tensors, lists and map-style data sets of torch ------------------------------------------
@@ -241,10 +245,9 @@ def _targets(source: Any) -> tuple[Any, Any]:
         return None if targets is None else np.asarray(targets)[list(source.indices)], classes
     if hasattr(source, "datasets"):
         targets, classes = zip(*map(_targets, source.datasets), strict=True)
-        if any(names != classes[0] for names in classes):
-            raise DataError("the data sets that are joined have different classes: give labels")
-        is_complete = all(values is not None for values in targets)
-        return np.concatenate([*map(np.asarray, targets)]) if is_complete else None, classes[0]
+        if any(names != classes[0] for names in classes) or any(t is None for t in targets):
+            raise DataError("the joined data sets have unlike classes, or no targets: give labels")
+        return np.concatenate(list(map(np.asarray, targets))), classes[0]
     targets, classes = getattr(source, "targets", None), getattr(source, "classes", None)
     return without_gradient(targets), classes
 

@@ -103,8 +103,11 @@ def open_folder(path: str, o: Options = PLAIN) -> ImageDataset:
     """
     name, root = f"folder:{without_secrets(path)}", os.path.expanduser(path)
     if not os.path.isdir(root):
-        problem = "is no folder" if os.path.exists(root) else "not found"
-        raise DataError(f"{name} {problem}: extract it, and give the folder")
+        raise DataError(
+            f"{name} is no folder"
+            if os.path.exists(root)
+            else "not found: extract it, and give the folder"
+        )
     notes, names, targets = [], [], [os.path.realpath(root)]
     has_containers = {folder.lower() for folder in os.listdir(root)} & _CONTAINERS
     left_out = _SYSTEM | (_ANNOTATIONS if has_containers else set())
@@ -131,8 +134,11 @@ def open_folder(path: str, o: Options = PLAIN) -> ImageDataset:
         notes.append(f"{count:,} files without an image extension left out")
     if not images:
         problem = f"{name} contains no images ({'; '.join(notes) or 'it is empty'})"
-        remedy = f"images end in {', '.join(sorted(IMAGE_SUFFIXES))}"
-        raise DataError(f"{problem}: {remedy}, vectors are read by features:PATH")
+        raise DataError(
+            f"{problem}: "
+            f"images end in {', '.join(sorted(IMAGE_SUFFIXES))}"
+            f", vectors are read by features:PATH"
+        )
     classes, layout_notes = layout_of(images)
     late = [bool({*file.lower().split("/")[:-1]} & _TEST) for file in images]
     order = sorted(zip(late, [not c for c in classes], classes, images, strict=True))
@@ -185,8 +191,9 @@ def open_published(root: str | None, o: Options, *, name: str) -> ImageDataset:
         files = {"cifar10": f"{CIFAR10.filename} or {CIFAR10.base_folder}/"}
         files["fashion-mnist"] = "its four idx files in FashionMNIST/raw/"
         problem = f"{name} is not available, or damaged ({one_line(error)})"
-        remedy = f"put {files[name]} in {folder}, or name its folder ({name}:FOLDER)"
-        raise DataError(f"{problem}: {remedy}") from None
+        raise DataError(
+            f"{problem}: put {files[name]} in {folder}, or name its folder ({name}:FOLDER)"
+        ) from None
     classes = np.concatenate([np.asarray(subset.targets) for subset in parts])
     pixels = np.concatenate([np.asarray(subset.data) for subset in parts])
     return _array_images(name, pixels, Labels.from_ids(classes, parts[0].classes), mirrors=True)
@@ -206,8 +213,10 @@ def open_nuswide(root: str, o: Options = PLAIN) -> ImageDataset:
         path = folder / "Groundtruth/AllLabels" / f"Labels_{concept}.txt"
         values = read_text(path, "0 or 1 for each image,").split()
         if len(values) != len(names) or not {"0", "1"}.issuperset(values):
-            problem = f"{path} has {len(values):,} labels, not 0 or 1 for each of the"
-            raise DataError(f"{problem} {len(names):,} images: damaged or foreign")
+            raise DataError(
+                f"{path} has {len(values):,} labels, not 0 or 1 for each of the"
+                f" {len(names):,} images: damaged or foreign"
+            )
         columns.append(np.array(values) == "1")
     if not 1 <= number <= len(concepts):
         raise UsageError(f"--read concepts={number}: 1 to {len(concepts)} are possible")

@@ -7,6 +7,7 @@ Parquet, Arrow and CSV are read by pyarrow, arrays by numpy and h5py.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import csv
 import fnmatch
 import functools
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 
 from ..codes.checks import named_rows
 from ..errors import DataError, one_line, optional
-from ..inputs import parse_json, read_text, reading
+from ..inputs import read_text, reading
 from ..store.hdf5 import Hdf5Array, Texts, as_texts, open_hdf5
 from .arrays import (
     VECS,
@@ -161,6 +162,8 @@ class Table:
     def __init__(self, source: str, columns: Mapping[str, Matrix]) -> None:
         self.source = source
         self.columns = {name: column for name, column in columns.items() if column.shape}
+        self.images: Any = ()
+        """A table of pyarrow with the columns of images."""
 
     def of_kind(self, *kinds: str) -> list[str]:
         """Return the columns of these ``kinds``: ``list`` (rows of numbers), or by their dtype
@@ -177,8 +180,10 @@ class Table:
         chosen = name or usual(candidates, self.columns)
         if chosen is None or chosen not in self.columns:
             columns = ", ".join(repr(column[:40]) for column in list(self.columns)[:20])
-            problem = f"{self.source} has no column {repr(name) if name else 'of a usual name'}"
-            raise DataError(f"{problem} (it has {columns}): name one with --read {option}")
+            raise DataError(
+                f"{self.source} has no column {repr(name) if name else 'of a usual name'}"
+                f" (it has {columns}): name one with --read {option}"
+            )
         return chosen
 
     def values(self, name: str) -> NDArray[Any]:
@@ -188,8 +193,7 @@ class Table:
 
     def texts(self, name: str) -> Texts:
         """Return a column as texts; empty where there is no value."""
-        values = self.values(name).tolist()
-        return as_texts("" if value is None else plain_text(value) for value in values)
+        return as_texts(map(plain_text, self.values(name).tolist()))
 
     def attributes(self, o: Options, images: str | None = None) -> dict[str, Any]:
         """Return labels, ids, texts and notes of the rows, as attributes of a data set.
@@ -244,16 +248,16 @@ class Table:
         kinds = {"list" if name in self.of_kind("list") else "number" for name in chosen}
         if kinds != {"number"} and not (kinds == {"list"} and len(chosen) == 1):
             columns = ", ".join((lists or list(self.columns))[:20])
-            problem = f"{self.source}: which column holds the vectors? (it has {columns})"
-            raise DataError(f"{problem}: name them with --read vectors=NAME or a pattern, 'f*'")
+            raise DataError(
+                f"{self.source}: which column holds the vectors? (it has {columns})"
+                f": name them with --read vectors=NAME or a pattern, 'f*'"
+            )
         if len(chosen) == 1:
             return self.columns[chosen[0]], f"vectors are in column {chosen[0]!r}"
         stacked = functools.cache(lambda: np.column_stack([*map(self.values, chosen)]))
         note = f"vectors are the {len(chosen):,} columns {chosen[0]!r} to {chosen[-1]!r}"
-        left_out = ", ".join(repr(name) for name in numbers if name not in chosen)
-        rows = self.columns[chosen[0]].shape[0]
-        matrix = LazyArray((rows, len(chosen)), stacked, np.dtype("f4"))
-        return matrix, f"{note}; {left_out} left out" if left_out else note
+        shape = self.columns[chosen[0]].shape[0], len(chosen)
+        return LazyArray(shape, stacked, np.dtype("f4")), note
 
     def image_column(self, requested: str | None) -> str | None:
         """Return the column of images or of their paths, if any: the requested, or a usual one."""
@@ -265,8 +269,10 @@ class Table:
             images += [name] * any(map(is_image_name, paths))
         preferred = usual(IMAGES, images)
         if len(images) > 1 and preferred is None:
-            problem = f"{self.source} has several columns of images ({', '.join(images)})"
-            raise DataError(f"{problem}: name one with --read image_column")
+            raise DataError(
+                f"{self.source} has several columns of images ({', '.join(images)})"
+                f": name one with --read image_column"
+            )
         return preferred or (images[0] if images else None)
 
 
@@ -278,7 +284,7 @@ def open_tables(paths: Sequence[Path]) -> Table:
     """
     form, source, tables = file_form(paths[0]), str(paths[0]), []
     if form in ("parquet", "arrow"):
-        dataset = import_pyarrow(source, "pyarrow.dataset")
+        dataset = _library(source, "pyarrow.dataset")
         with reading(paths[0], f"a file of the form {form}"):
             data = dataset.dataset(list(map(str, paths)), format=form)
             return Table(source, arrow_columns(source, data))
@@ -332,9 +338,9 @@ class ListColumn(LazyArray):
     values: Callable[[], NDArray[Any]]
 
 
-def import_pyarrow(source: object, module: str) -> Any:
-    """Import a module of pyarrow. Raises DataError: it is not installed."""
-    remedy = f"reading {source} needs pyarrow: pip install 'gpq-faiss[train]'"
+def _library(source: object, module: str) -> Any:
+    """Import a module of pyarrow or pandas. Raises DataError: it is not installed."""
+    remedy = f"reading {source} needs {module}: pip install 'gpq-faiss[train]'"
     return optional(module, remedy, DataError)
 
 
@@ -361,47 +367,42 @@ def arrow_columns(source: str, data: Any) -> dict[str, Matrix]:
     return columns
 
 
-def _batches(source: str, data: Any, name: str) -> Iterator[Any]:
-    """Yield the batches of a column."""
+@contextlib.contextmanager
+def _scanning(source: str, name: str) -> Iterator[None]:
+    """Turn an error of pyarrow into a DataError."""
     try:
-        for batch in data.to_batches(columns=[name]):
-            yield batch.column(0)
-    except Exception as error:  # of pyarrow
-        raise DataError(f"{source}: {name!r} is damaged ({one_line(error)})") from None
+        yield
+    except ValueError as error:
+        raise DataError(f"{source}: {name!r} cannot be read ({one_line(error)})") from None
 
 
 def _values(source: str, data: Any, name: str) -> NDArray[Any]:
-    parts = [np.empty(0, np.int8)]
-    for column in _batches(source, data, name):
-        is_number = re.match("u?int|half|float|double", str(column.type))
-        if is_number and not column.null_count:
-            parts.append(column.to_numpy())
-        else:
-            parts.append(np.fromiter(column.to_pylist(), object, len(column)))
-    return np.concatenate(parts)
+    with _scanning(source, name):
+        return np.asarray(data.to_table(columns=[name])[name].to_pandas())
 
 
 def _rows(source: str, data: Any, name: str, shape: tuple[int, int]) -> NDArray[np.float32]:
     """Return a column of lists as an array. Raises DataError: another width, or no numbers."""
-    compute = import_pyarrow(source, "pyarrow.compute")
-    out, start = np.memmap(tempfile.TemporaryFile(), np.float32, "w+", shape=shape), 0
-    for lists in _batches(source, data, name):
-        numbers = lists.flatten()
-        lengths = np.asarray(compute.list_value_length(lists).fill_null(0))
-        wrong = np.flatnonzero(lengths != shape[1])
-        if wrong.size or numbers.null_count:
-            problem = f"{lengths[wrong[:1]].sum()} numbers at {named_rows(start + wrong)}"
-            problem = problem if wrong.size else f"missing numbers from row {start:,} on"
-            raise DataError(f"{source}: {name!r} has {problem}: vectors need {shape[1]} numbers")
-        rows = numbers.to_numpy(zero_copy_only=False).reshape(-1, shape[1])
-        out[start : start + len(rows)] = rows
-        start += len(rows)
+    length_of = _library(source, "pyarrow.compute").list_value_length
+    out, start = np.memmap(tempfile.TemporaryFile(), np.float32, "w+", shape=shape), 0  # noqa: SIM115
+    with _scanning(source, name):
+        for batch in data.to_batches(columns=[name]):
+            lists = batch.column(0)
+            numbers = lists.flatten().to_numpy(zero_copy_only=False)
+            wrong = np.flatnonzero(np.asarray(length_of(lists).fill_null(0)) != shape[1])
+            if wrong.size:
+                problem = (
+                    f"{source}: {name!r} has no {shape[1]} numbers at {named_rows(start + wrong)}"
+                )
+                raise DataError(f"{problem}: leave such rows out")
+            out[start : start + len(lists)] = numbers.reshape(-1, shape[1])
+            start += len(lists)
     return out
 
 
 def table_columns(source: str, table: Any) -> dict[str, Matrix]:
     """Return the columns of a table of pyarrow."""
-    return arrow_columns(source, import_pyarrow(source, "pyarrow.dataset").dataset(table))
+    return arrow_columns(source, _library(source, "pyarrow.dataset").dataset(table))
 
 
 def _csv(path: Path) -> dict[str, Matrix]:
@@ -410,15 +411,18 @@ def _csv(path: Path) -> dict[str, Matrix]:
     Numbers in the first line are a row: columns are then named by their numbers. Columns with usual
     names of labels, ids and names are texts.
     """
-    reader = import_pyarrow(path, "pyarrow.csv")
+    reader = _library(path, "pyarrow.csv")
     text = read_text(path, "a table with a header line")
     separator = max(",;\t|", key=text.partition("\n")[0].count)
     lines = [line for line in text.split("\n") if line.strip(f"{separator} \t")]
     names = [name.strip() for name in next(csv.reader(lines[:1], delimiter=separator), [])]
     has_header = not all(re.fullmatch(r"[-+]?\d*\.?\d+(e[-+]?\d+)?", n, re.I) for n in names)
     if len(lines) <= has_header or len(set(names)) < len(names) * has_header:
-        problem = "is empty, has a header line alone, or names a column twice"
-        raise DataError(f"{path} {problem}: a table with a header line is needed")
+        raise DataError(
+            f"{path} "
+            "is empty, has a header line alone, or names a column twice"
+            f": a table with a header line is needed"
+        )
     names = names if has_header else [str(i) for i in range(len(names))]
     texts = [name for name in names if usual([*LABELS, *ITEMS], [name]) is not None]
     table = reader.read_csv(
@@ -434,23 +438,24 @@ def _csv(path: Path) -> dict[str, Matrix]:
 
 def _json(path: Path) -> dict[str, Matrix]:
     """Return the columns of a list of records, of records by line, or of a dict of columns."""
-    text = read_text(path, "JSON")
-    is_whole = path.suffix.lower() == ".json"
-    records = parse_json(text) if is_whole else [*map(parse_json, text.splitlines())]
-    if not isinstance(records, dict):
-        names = dict.fromkeys(name for record in records for name in record)
-        records = {name: [record.get(name) for record in records] for name in names}
-    return table_columns(str(path), import_pyarrow(path, "pyarrow").table(records))
+    is_lines = path.suffix.lower() != ".json"
+    text = io.StringIO(read_text(path, "JSON"))
+    frame = _library(path, "pandas").read_json(
+        text, lines=is_lines, dtype=False, convert_dates=False
+    )
+    return frame_table(frame).columns
 
 
 def frame_table(source: Any) -> Table:
     """Return the columns of a table in memory: of pandas, polars, DuckDB, pyarrow and others."""
     location = f"the {type(source).__name__}"
     try:
-        data = import_pyarrow(location, "pyarrow").table(source)
+        data = _library(location, "pyarrow").table(source)
     except Exception as error:  # from pyarrow, or the table's library
-        problem = f"{location} has a column that cannot be converted ({one_line(error)})"
-        raise DataError(f"{problem}: leave out those of mixed types") from None
+        raise DataError(
+            f"{location} has a column that cannot be converted ({one_line(error)})"
+            f": leave out those of mixed types"
+        ) from None
     index = (data.schema.pandas_metadata or {}).get("index_columns", [])
     unused = [name for name in data.schema.names if name in index and usual(ITEMS, [name]) is None]
     return Table(location, table_columns(location, data.drop_columns(unused)))

@@ -175,9 +175,7 @@ def _zip(path: Path) -> dict[str, Any]:
             return _encoder(path)
         for member in (member for member in members if member.filename.endswith(".npy")):
             with archive.open(member) as file:
-                description = _array(
-                    *npy_header(file)
-                )
+                description = _array(*npy_header(file))
             arrays[member.filename.removesuffix(".npy")] = description
     if not arrays:
         raise DataError(f"{path} is a zip archive without arrays: {_SUPPORTED} can be described")

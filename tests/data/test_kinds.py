@@ -26,7 +26,7 @@ from torchvision.datasets import ImageFolder
 
 from gpq_faiss.data.labels import labels_of
 from gpq_faiss.data.open import open_data
-from gpq_faiss.data.scale import scale_of, scale_warning
+from gpq_faiss.data.base import scale_of, scale_warning
 
 N = 12
 X = np.random.default_rng(0).standard_normal((N, 8)).astype(np.float32) + 2
