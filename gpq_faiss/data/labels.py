@@ -30,7 +30,7 @@ MAX_CLASSES = 65_535
 """Maximum number of classes; more are probably ids given as labels."""
 SEPARATOR = "|"
 """Separator of several labels of one item in text."""
-WHOLE = re.compile(r"-?[0-9]{1,18}(\.0*)?")
+WHOLE = re.compile(r"-?[0-9]{1,20}(\.0*)?")
 ROW = re.compile(r"\[?\s*[01](\.0*)?([\s,;]+[01](\.0*)?)+\s*\]?")
 
 Rows = slice | NDArray[Any]
@@ -81,13 +81,9 @@ def rows_that(rows: NDArray[Any], verb: str) -> str:
 def _names(class_names: Iterable[object]) -> tuple[str, ...]:
     """Return class names as a tuple. Raises DataError: too many, or a name that cannot be used."""
     names = tuple(composed(str(name)) for name in class_names)
-    repeated = {name for name, count in Counter(names).items() if count > 1}
-    for wrong in [name for name in names if name in repeated or not name.isprintable()][:1]:
-        raise DataError(
-            f"the class {wrong[:60]!a} is given twice"
-            if wrong in repeated
-            else "is not a printable name: rename it"
-        )
+    for name, count in Counter(names).items():
+        if count > 1 or not name.isprintable():
+            raise DataError(f"the class {name[:60]!a} is named twice, or not printable: rename it")
     if len(names) > MAX_CLASSES:
         raise DataError(
             f"{len(names):,} different labels: at most {MAX_CLASSES:,} classes are possible"
@@ -309,9 +305,9 @@ def labels_of(values: Any, source: str) -> Labels:
 
 def named(value: Any, class_names: Sequence[str]) -> Any:
     """Return the name of a class number, or the names of a list of them; None is unlabelled."""
-    if isinstance(value, list):
+    if np.ndim(value):
         return [named(number, class_names) for number in value]
-    return None if value is None or value < 0 else class_names[value]
+    return None if value is None or not value >= 0 else class_names[int(value)]
 
 
 def _hashable(value: Any) -> Hashable:

@@ -54,7 +54,9 @@ class Reader:
 
     def _plane(self, row: int) -> NDArray[np.uint8] | None:
         (image,) = self.dataset.read(np.array([row]))
-        return None if image is None else resize_square(image, self.image_size).transpose(2, 0, 1)
+        if image is None:
+            return None
+        return np.ascontiguousarray(resize_square(image, self.image_size).transpose(2, 0, 1))
 
     def preload(self) -> bool:
         """Read everything into memory if it fits in 4 GiB; returns whether it did."""

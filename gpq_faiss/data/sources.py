@@ -178,6 +178,8 @@ def open_webdataset(path: str, o: Options = PLAIN) -> Dataset:
     options: dict[str, Any] = {"data_files": {"train": list(map(str, files))}, "split": "train"}
     options["cache_dir"] = str(cache_folder() / "datasets")
     rows = _by_datasets(name, lambda library: library.load_dataset("webdataset", **options))
+    if len(rows.features) == 3 and len({*map(os.path.dirname, rows["__key__"])}) > 1:
+        raise DataError(f"{name} holds folders of images alone: extract it, and give the folder")
     return open_hf(rows, o, name, content_of(files))
 
 

@@ -103,11 +103,7 @@ def open_folder(path: str, o: Options = PLAIN) -> ImageDataset:
     """
     name, root = f"folder:{without_secrets(path)}", os.path.expanduser(path)
     if not os.path.isdir(root):
-        raise DataError(
-            f"{name} is no folder"
-            if os.path.exists(root)
-            else "not found: extract it, and give the folder"
-        )
+        raise DataError(f"{name} is no folder, or not found: extract it, and give the folder")
     notes, names, targets = [], [], [os.path.realpath(root)]
     has_containers = {folder.lower() for folder in os.listdir(root)} & _CONTAINERS
     left_out = _SYSTEM | (_ANNOTATIONS if has_containers else set())

@@ -119,7 +119,9 @@ def file_form(path: Path) -> str:
         form, remedy = "a tar archive", f"{_UNPACK}, or give webdataset:FILES"
     if zipfile.is_zipfile(path):
         members = " ".join(zipfile.ZipFile(path).namelist())
-        form, remedy = next((_MEMBERS[m] for m in _MEMBERS if m in members), ("a zip", _UNPACK))
+        form, remedy = next(
+            (_MEMBERS[m] for m in _MEMBERS if m in members), ("a zip archive", _UNPACK)
+        )
     if not remedy and (ending in _UNREAD or (form == "text" and b"\0" in head)):
         form, remedy = f"a {ending or 'binary'} file", f"save it as one of {', '.join(FORMS)}"
     if remedy:
