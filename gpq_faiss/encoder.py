@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -78,7 +79,8 @@ class Embedder(ABC):
 
         Args:
             values: vectors [n, width] (array, list or tensor), or one or several images in the
-                forms of :func:`.images.to_images`.
+                forms of :func:`.images.to_images`; or a data set, or a path or form that
+                :func:`.open.open_data` takes, of which unreadable images are left out.
             queries: compute query vectors instead of item vectors. They differ for models with
                 class networks (``recommended``).
 
@@ -86,6 +88,12 @@ class Embedder(ABC):
             The vectors, and a mask bool [n]: false for items without a code, whose sub-vectors are
                 not all finite and non-zero, or which are themselves zero.
         """
+        if isinstance(values, Dataset | str | os.PathLike):
+            from .data.open import open_data
+
+            dataset = open_data(values)
+            _, vectors = self.embed_rows(dataset, np.arange(len(dataset)), queries=queries)
+            return vectors, np.ones(len(vectors), bool)
         images = self.input_kind == "images"
         items = (
             to_images(values, self.image_size) if images else to_vectors(values, self.input_width)
