@@ -14,7 +14,7 @@ from sklearn.linear_model import RidgeCV
 from gpq_faiss import evaluate, open_data, train
 from gpq_faiss.config import preset
 from gpq_faiss.data.reader import Reader
-from gpq_faiss.data.standard import open_digits
+from gpq_faiss.data.open import open_data
 from gpq_faiss.losses.classification import subspace_classification
 from gpq_faiss.methods import measure, propagation
 from gpq_faiss.methods.gpq import build_gpq
@@ -254,7 +254,7 @@ def test_every_unlabelled_item_of_a_batch_learns_what_it_was_told(data):
 
 @pytest.mark.parametrize("backbone", ["mlp", "vgg"])
 def test_of_images_the_pixels_are_compared_unless_they_are_convolved(backbone):
-    digits, size = open_digits(), 32 if backbone == "vgg" else 8
+    digits, size = open_data("digits"), 32 if backbone == "vgg" else 8
     labelled, rows = np.arange(0, 300, 3), np.arange(600)
     others, labels = np.setdiff1d(rows, labelled), digits.require_labels()
     made = prepared(digits, config_of(backbone=backbone), labelled, others, size)

@@ -16,7 +16,6 @@ from PIL import Image
 import gpq_faiss.stages.encode as stage
 from gpq_faiss import Encoder, RowReader, encode, open_data
 from gpq_faiss.config import Config, NetworkConfig
-from gpq_faiss.data.base import sampled_content
 from gpq_faiss.errors import BusyError, DataError, OutputExistsError, UsageError
 from gpq_faiss.methods.gpq import build_network
 from gpq_faiss.store.rows import RowWriter
@@ -203,16 +202,6 @@ def test_broken_images_count_over_an_interruption(tmp_path, image_model, monkeyp
     with pytest.raises(DataError, match=message):
         encode(image_model, open_data(data, max_bad=0.05), out, **options)
     assert len(rows_of(encode(image_model, open_data(data, max_bad=0.1), out, **options))[0]) == 18
-
-
-def test_sample_of_a_large_file_has_both_its_ends(tmp_path):
-    path, samples = tmp_path / "a.raw", set()
-    for position in (0, 4000, 100_000, 299_999):
-        content = bytearray(300_000)
-        content[position] = 1
-        path.write_bytes(content)
-        samples.add(sampled_content([(str(path), 0, 300_000)]))
-    assert len(samples) == 4
 
 
 @pytest.mark.parametrize(
