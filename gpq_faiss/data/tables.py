@@ -39,7 +39,7 @@ from .arrays import (
     whole_numbers,
 )
 from .images import is_image_name
-from .labels import WHOLE, labels_note, labels_of, plain_text
+from .labels import WHOLE, Labels, labels_note, labels_of, plain_text
 from .paths import natural_order
 
 FEATURES = ["features", "x", "data", "embeddings", "embedding", "vectors", "vector", "emb", "arr0"]
@@ -164,6 +164,7 @@ class Table:
     def __init__(self, source: str, columns: Mapping[str, Matrix]) -> None:
         self.source = source
         self.columns = {name: column for name, column in columns.items() if column.shape}
+        self.class_names = self.columns.pop("class_names", None)
         self.images: Any = ()
         """A table of pyarrow with the columns of images."""
 
@@ -207,6 +208,8 @@ class Table:
         attributes: dict[str, Any] = {"notes": notes}
         if label is not None:
             values = self.values(self.column(label, "label_column"))
+            if self.class_names is not None:
+                values = Labels.from_ids(values, [*map(plain_text, self.class_names[:].tolist())])
             attributes["labels"] = labels_of(values, f"{self.source}: {label!r}")
             source = Path(self.source).name
             notes[0] = labels_note(source, attributes["labels"], f"in column {label!r}")

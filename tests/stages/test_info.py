@@ -20,7 +20,7 @@ from gpq_faiss.store.items import items_path
 from gpq_faiss.store.rows import RowWriter
 
 M, K, D, N = 5, 16, 12, 23
-CLASSES = ("0",)
+CLASSES = ("cat", "dog", "owl")
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def files(tmp_path_factory, encoders):
     model, onnx, pt2 = encoders
     x, labels = random_input("features", N), [0] * 7 + [-1] * (N - 7)
     ids = np.arange(1000, 1000 + N)
-    np.savez(root / "data.npz", features=x, labels=labels, ids=ids)
+    np.savez(root / "data.npz", features=x, labels=labels, class_names=CLASSES, ids=ids)
     gpq.encode(model, f"features:{root}/data.npz", root / "codes.h5")
     vectors, _ = Encoder.load(model).embed(x)
     np.save(root / "x.npy", vectors)
