@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -20,11 +21,10 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field, Json, ValidationError
 
 from .codes.encode import encode as encode_vectors
-from .data.base import Dataset, FeatureDataset
+from .data.base import Dataset, FeatureDataset, scale_of, scale_warning, typical_scale
 from .data.images import to_images, to_vectors
 from .data.labels import rows_that
 from .data.reader import Reader
-from .data.scale import scale_of, scale_warning, typical_scale
 from .errors import DataError, MismatchError, UsageError, needs, one_line, optional
 from .inputs import parse_json, reading
 from .progress import stage
@@ -79,7 +79,8 @@ class Embedder(ABC):
 
         Args:
             values: vectors [n, width] (array, list or tensor), or one or several images in the
-                forms of :func:`.images.to_images`.
+                forms of :func:`.images.to_images`; or a data set, or a path or form that
+                :func:`.open.open_data` takes, of which unreadable images are left out.
             queries: compute query vectors instead of item vectors. They differ for models with
                 class networks (``recommended``).
 
@@ -87,6 +88,12 @@ class Embedder(ABC):
             The vectors, and a mask bool [n]: false for items without a code, whose sub-vectors are
                 not all finite and non-zero, or which are themselves zero.
         """
+        if isinstance(values, Dataset | str | os.PathLike):
+            from .data.open import open_data
+
+            dataset = open_data(values)
+            _, vectors = self.embed_rows(dataset, np.arange(len(dataset)), queries=queries)
+            return vectors, np.ones(len(vectors), bool)
         images = self.input_kind == "images"
         items = (
             to_images(values, self.image_size) if images else to_vectors(values, self.input_width)
@@ -99,7 +106,7 @@ class Embedder(ABC):
 
     @property
     def scale(self) -> dict[str, float]:
-        """Typical scale of the training's vectors (:mod:`.data.scale`); empty if unknown."""
+        """Typical scale of the training's vectors (:func:`.data.base.scale_of`); empty if unknown."""
         return {}
 
     def check(self, dataset: Dataset) -> None:
@@ -228,7 +235,7 @@ class Encoder(Embedder):
 
     @property
     def scale(self) -> dict[str, float]:
-        """Typical scale of the training's vectors (:mod:`.data.scale`); empty if unknown."""
+        """Typical scale of the training's vectors (:func:`.data.base.scale_of`); empty if unknown."""
         return dict((self.model.description.get("data") or {}).get("scale", {}))
 
     def batch_size(self, dataset: Dataset) -> int:

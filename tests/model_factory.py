@@ -13,8 +13,8 @@ import torch
 from gpq_faiss import __version__
 from gpq_faiss.config import Config, preset, to_dict, validate
 from gpq_faiss.data.base import ImageDataset
+from gpq_faiss.data.open import open_data
 from gpq_faiss.data.protocols import Split
-from gpq_faiss.data.standard import open_digits
 from gpq_faiss.methods.gpq import build_network
 from gpq_faiss.methods.model import save_model
 
@@ -22,7 +22,7 @@ from gpq_faiss.methods.model import save_model
 @cache
 def digits() -> ImageDataset:
     """They are read once."""
-    return open_digits()
+    return open_data("digits")
 
 
 def own_settings() -> Config:

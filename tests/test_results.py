@@ -10,7 +10,7 @@ import pytest
 
 from gpq_faiss import evaluate, train
 from gpq_faiss.config import preset
-from gpq_faiss.data.standard import open_digits
+from gpq_faiss.data.open import open_data
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -205,7 +205,7 @@ def test_the_sizes_of_the_installations_are_the_committed_ones():
 def test_short_trainings_of_the_presets_rank_as_before(tmp_path, name, changes, expected):
     """On digits, 20 labels per class, 12 bits: cheaper than the presets, but by the same code."""
     config = preset(name).with_settings({"quantizer": {"codebooks": 3}}).with_settings(changes)
-    train(open_digits(), tmp_path / "model", config=config, labelled="20-per-class")
-    assert evaluate(tmp_path / "model", open_digits()).ranking.map == pytest.approx(
+    train(open_data("digits"), tmp_path / "model", config=config, labelled="20-per-class")
+    assert evaluate(tmp_path / "model", open_data("digits")).ranking.map == pytest.approx(
         expected, abs=0.02
     )

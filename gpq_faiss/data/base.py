@@ -4,50 +4,49 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
-import io
-import itertools
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Literal, Self
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
 from ..files import fingerprint
-from ..inputs import reading
-from ..store.hdf5 import as_texts
+from ..store.hdf5 import Texts, as_texts
 from .arrays import Matrix
 from .images import MIN_SIDE, BrokenImageError, decode_image, open_image, shown
-from .labels import Labels, Rows, errors_of, row_numbers, rows_that
-from .paths import blocks
-from .tables import Annotations
+from .labels import Labels, Rows, row_numbers, rows_that
+from .paths import content_of
 
 
 @dataclass(kw_only=True)
-class Dataset(Annotations, ABC):
+class Dataset(ABC):
     """N items of a source.
 
     Attributes:
         name: as given by the user, for messages and reports.
-        fingerprint: hash over content (of large files, over samples of it), labels and ids.
+        fingerprint: hash over content (of large files, over samples of it), labels, ids and texts.
         kind: ``images`` or ``features``.
+        ids: int64 [N], returned by searches; default: the row numbers.
+        labels: None if no item has one.
+        texts: text columns, StringDType [N]; ``name`` is the path or key of an item.
+        notes: lines of the log on what was understood.
         max_bad: fraction of unreadable images that is no error.
         bad: row of an unreadable image -> its name, and why. Thread-safe.
-        content: hash of the files alone, while nothing but them is in the fingerprint.
     """
 
     name: str
-    ids: NDArray[np.int64] = field(default=None, repr=False)  # type: ignore[arg-type]  # never None
     fingerprint: str
     kind: Literal["images", "features"]
+    ids: NDArray[np.int64] = field(default=None, repr=False)  # type: ignore[arg-type]  # never None
+    labels: Labels | None = field(default=None, repr=False)
+    texts: dict[str, Texts] = field(default_factory=dict, repr=False)
+    notes: list[str] = field(default_factory=list)
     max_bad: float = 0.01
     bad: dict[int, str] = field(default_factory=dict, repr=False)
-    content: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self.ids = np.arange(len(self), dtype=np.int64) if self.ids is None else self.ids
@@ -55,7 +54,7 @@ class Dataset(Annotations, ABC):
             if column is not None and len(column) != len(self):
                 raise DataError(
                     f"{len(column):,} {subject}, {self.name} has {len(self):,} items"
-                    f": one each is needed"
+                    f": one for each is needed, in order or by id or name"
                 )
 
     @abstractmethod
@@ -64,11 +63,6 @@ class Dataset(Annotations, ABC):
     @abstractmethod
     def read(self, rows: Rows) -> Any:
         """Return the items at ``rows`` (a slice or an array of row numbers), in that order."""
-
-    def having(self, subject: str, *content: str | bytes, **changes: Any) -> Self:
-        """Return a copy with ``changes``; the fingerprint covers ``subject`` and ``content``."""
-        mark = fingerprint(self.fingerprint, subject, *content)
-        return replace(self, fingerprint=mark, content=None, **changes)
 
     @functools.cached_property
     def _order(self) -> NDArray[np.int64]:
@@ -92,9 +86,7 @@ class Dataset(Annotations, ABC):
         """
         self.bad.setdefault(i, f"{name}: {reason}")
         if above := self.above_limit(len(self.bad)):
-            raise DataError(
-                f"{name}: {reason}" if len(self) == 1 else f"{self.bad_summary()}; {above}"
-            )
+            raise DataError(f"{self.bad_summary()}; {above}")
 
     def above_limit(self, count: int) -> str:
         """Return the message on so many bad images; empty within the limit."""
@@ -103,34 +95,29 @@ class Dataset(Annotations, ABC):
         return message if count > self.max_bad * len(self) else ""
 
     def bad_summary(self) -> str:
-        """Return ``"3 of 1,000 images cannot be read (a.jpg: not found; ...)"``, or nothing."""
+        """Return ``"3 of 1,000 images cannot be read (a.jpg: not found; ...)"``."""
         first = [*list(self.bad.values())[:5], *["..."] * (len(self.bad) > 5)]
-        return (
-            f"{len(self.bad):,} of {len(self):,} images cannot be read ({'; '.join(first)})"
-            if first
-            else ""
-        )
-
-
-# Vectors ------------------------------------------------------------------------------------------
+        return f"{len(self.bad):,} of {len(self):,} images cannot be read ({'; '.join(first)})"
 
 
 @dataclass(kw_only=True)
 class FeatureDataset(Dataset):
-    """Feature vectors of ``width`` numbers, streamed where it can be."""
+    """Feature vectors of ``width`` numbers, streamed where it can be.
+
+    Raises DataError: not a non-empty matrix of numbers.
+    """
 
     matrix: Matrix = field(repr=False)
     kind: Literal["images", "features"] = "features"
 
-    def with_files(self, **changes: Any) -> Self:
-        """Return a copy with labels or ids of files in the order of the rows.
-
-        The fingerprint is that of files that hold them themselves.
-        """
-        dataset = replace(self, **changes)
-        shape, marks = str(tuple(self.matrix.shape)), (dataset.mark(), dataset.ids.tobytes())
-        dataset.fingerprint = fingerprint("features", str(self.content), shape, *marks)
-        return dataset
+    def __post_init__(self) -> None:
+        shape, dtype = tuple(self.matrix.shape), self.matrix.dtype
+        if len(shape) != 2 or 0 in shape or dtype.kind not in "fiu":
+            raise DataError(
+                f"{self.name} is {dtype} {list(shape)}"
+                f": numbers [N, width] are needed, one row per item"
+            )
+        super().__post_init__()
 
     def __len__(self) -> int:
         return self.matrix.shape[0]
@@ -146,11 +133,9 @@ class FeatureDataset(Dataset):
         """
         numbers = row_numbers(rows, len(self))
         run = len(numbers) and (np.diff(numbers) == 1).all()
+        selection = slice(int(numbers[0]), int(numbers[-1]) + 1) if run else numbers
         with np.errstate(over="ignore"):  # float64 beyond the range of float32 becomes infinity
-            block = (
-                self.matrix[int(numbers[0]) : int(numbers[-1]) + 1] if run else self.matrix[numbers]
-            )
-            x = np.ascontiguousarray(block, dtype=np.float32)
+            x = np.ascontiguousarray(self.matrix[selection], dtype=np.float32)
         # 0 for a zero row, not finite for NaN and infinity; float64 avoids overflow and underflow.
         square = np.einsum("nd,nd->n", x, x, dtype=np.float64)
         for bad, verb, subject in (
@@ -164,34 +149,6 @@ class FeatureDataset(Dataset):
                 )
         return x
 
-
-def features(
-    name: str, matrix: Matrix, annotations: Annotations, content: str | None = None
-) -> FeatureDataset:
-    """Make a data set of vectors; ``content`` is the hash of a file.
-
-    Raises DataError: not a non-empty matrix of numbers.
-    """
-    shape, dtype = tuple(matrix.shape), matrix.dtype
-    if len(shape) != 2 or 0 in shape or dtype.kind not in "fiu" or dtype.itemsize > 8:
-        raise DataError(
-            f"{name} is {dtype} {list(shape)}: numbers [N, width] are needed, one row per item"
-        )
-    content_hash = digest(matrix[:]) if content is None else content
-    dataset = FeatureDataset(
-        **vars(annotations), name=name, fingerprint="", matrix=matrix, content=content_hash
-    )
-    dataset = dataset.with_files()
-    dataset.content = content
-    return dataset
-
-
-def digest(array: Any) -> str:
-    """Return a hash of the numbers of an array."""
-    return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
-
-
-# Images -------------------------------------------------------------------------------------------
 
 Pixels = NDArray[np.uint8]
 
@@ -229,10 +186,9 @@ class ImageDataset(Dataset):
         return width if width == height and width >= MIN_SIDE else None
 
     def _source(self, i: int) -> bytes | str | Pixels:
-        if self.pixels is not None:
-            image = self.pixels[i]
-            return image if image.ndim == 3 else np.repeat(image[:, :, None], 3, axis=2)
-        return self.paths[i] if self.fetch is None else self.fetch(i)
+        if self.pixels is None:
+            return self.paths[i] if self.fetch is None else self.fetch(i)
+        return self.pixels[i] if self.pixels.ndim == 4 else np.stack([self.pixels[i]] * 3, axis=2)
 
     def read(self, rows: Rows) -> list[Pixels | None]:
         """Return images [H, W, 3]; None for broken or missing ones, which :attr:`bad` counts."""
@@ -251,85 +207,71 @@ class ImageDataset(Dataset):
         return self.paths[i] if self.fetch is None and self.paths else None
 
 
-Piece = tuple[str | io.BytesIO, int, int]
-"""Where an image is: a file, or an archive in memory; its offset and size there; -1: missing."""
-
-
-def sampled_content(pieces: Iterable[Piece]) -> str:
-    """Return a hash over images: all of each up to 16 KiB, else four blocks of 4 KiB.
-
-    Unreadable files are left out: reading reports them.
-    """
-    content = hashlib.sha256()
-    readable = (piece for piece in pieces if piece[2] >= 0)
-    for archive, group in itertools.groupby(readable, key=lambda piece: piece[0]):
-        with contextlib.suppress(OSError), open_piece(archive) as file:
-            for _, start, size in group:
-                for block in blocks(file, start, size, 4, 4096, 16384):
-                    content.update(block)
-    return content.hexdigest()
-
-
-def open_piece(archive: str | io.BytesIO) -> contextlib.AbstractContextManager[Any]:
-    """Open the file of a :data:`Piece`."""
-    return (
-        open(archive, "rb", buffering=0)
-        if isinstance(archive, str)
-        else contextlib.nullcontext(archive)
-    )
-
-
-def read_piece(piece: Piece, name: str) -> bytes:
-    """Return the bytes of a member of an archive. Raises DataError: missing, or the archive
-    shrank.
-    """
-    archive, offset, size = piece
-    if size < 0:
-        raise BrokenImageError(name, "has no image")
-    if isinstance(archive, io.BytesIO):
-        return bytes(archive.getbuffer()[offset : offset + size])
-    with reading(Path(archive), "the archive that was opened"), open(archive, "rb") as stream:
-        stream.seek(offset)
-        data = stream.read(size)
-    if len(data) != size:
-        raise DataError(f"{archive} is shorter than when it was opened: was it replaced?")
-    return data
-
-
-def images(
-    name: str,
-    kind: str,
-    names: Sequence[str],
-    paths: Sequence[str],
-    annotations: Annotations,
-    max_bad: float,
-    pieces: Sequence[Piece] | None = None,
-    fetch: Callable[[int], bytes | str | Pixels] | None = None,
+def image_files(
+    name: str, paths: Sequence[str], names: Sequence[str], **attributes: Any
 ) -> ImageDataset:
-    """Make a data set of N images: files, ``pieces`` of archives, or what ``fetch`` returns.
+    """Make a data set of image files; missing ones are counted at once.
 
-    A column ``name`` of ``annotations`` replaces ``names``: with ``fetch`` only
-    messages show these.
-    The fingerprint covers ``kind`` (the source), names, sizes, labels, ids and contents
-    (:func:`sampled_content`), not times: a copy elsewhere has the same.
+    The fingerprint covers names and contents (:func:`.paths.content_of`), not times: a copy
+    elsewhere has the same.
     """
-    archives: Sequence[Piece] = () if pieces is None else pieces
-    annotations.texts = ({"name": as_texts(names)} if fetch is None else {}) | annotations.texts
-    if pieces is not None:
-        fetch = lambda i: read_piece(archives[i], paths[i])  # noqa: E731
-    elif fetch is None:
-        paths = [str(Path(path)) for path in paths]
-        sizes_of = [os.path.getsize(path) if os.path.isfile(path) else -1 for path in paths]
-        archives = [(path, 0, size) for path, size in zip(paths, sizes_of, strict=True)]
-    groups = itertools.groupby(archives, key=lambda piece: None if pieces is None else piece[0])
-    content = "".join(sampled_content(group) for _, group in groups)
-    sizes = np.array([size for _, _, size in archives] or [0] * len(names), dtype="<i8")
-    joined = b"\0".join(os.fsencode(text) for text in names)
-    options: dict[str, Any] = {"paths": paths, "fetch": fetch, "max_bad": max_bad}
-    dataset = ImageDataset(**vars(annotations), name=name, fingerprint="", **options)
-    marks = dataset.mark(), dataset.ids.tobytes(), content
-    dataset.fingerprint = fingerprint(kind, joined, sizes.tobytes(), *marks)
-    with errors_of(name):
-        for i in np.flatnonzero(sizes < 0).tolist():
-            dataset.add_bad(i, shown(paths[i]), "not found" if fetch is None else "has no image")
+    missing = [i for i, path in enumerate(paths) if not os.path.isfile(path)]
+    files = [path for path in paths if os.path.isfile(path)] if missing else paths
+    mark = fingerprint("images", *names, content_of(files, 16 << 10))
+    attributes["texts"] = {"name": as_texts(names)} | attributes.get("texts", {})
+    dataset = ImageDataset(name=name, fingerprint=mark, paths=paths, **attributes)
+    for i in missing:
+        dataset.add_bad(i, shown(paths[i]), "not found")
     return dataset
+
+
+# Scale: embeddings at another scale than the training's get wrong codes ----------------------------
+
+_NAMES = ("norm", "least_norm", "largest_norm", "low", "high")
+_FACTOR = 1.5  # between scales of the same embeddings
+_FEW = 10  # vectors, whose norms may be far from the median
+
+
+def scale_of(x: NDArray[Any]) -> dict[str, float]:
+    """Return the scale of vectors [n, width], or nothing without finite ones.
+
+    It is the median of their norms, percentiles 1 and 99 of the norms, and of all numbers.
+    """
+    x = np.asarray(x, np.float64)
+    norms = np.linalg.norm(x, axis=1)
+    fine = np.isfinite(norms)
+    if not fine.any():
+        return {}
+    values = [*np.percentile(norms[fine], (50, 1, 99)), *np.percentile(x[fine], (1, 99))]
+    return dict(zip(_NAMES, map(float, values), strict=True))
+
+
+def typical_scale(dataset: Dataset, sample: int = 1000) -> dict[str, float]:
+    """Return the scale of about ``sample`` vectors, in eight evenly spaced blocks; of images {}."""
+    if not isinstance(dataset, FeatureDataset):
+        return {}
+    starts = np.linspace(0, max(0, len(dataset) - sample // 8), num=8).astype(np.int64)
+    rows = np.unique((starts[:, None] + np.arange(sample // 8)).clip(max=len(dataset) - 1))
+    return scale_of(np.asarray(dataset.matrix[rows]))
+
+
+def scale_warning(
+    expected: Mapping[str, float], measured: Mapping[str, float], n: int
+) -> str | None:
+    """Return a warning if ``n`` vectors are not ``measured`` at the ``expected`` scale."""
+    if not expected or not measured or not measured["norm"]:
+        return None
+    least, largest = ("least_norm", "largest_norm") if n < _FEW else ("norm", "norm")
+    is_same = expected[least] / _FACTOR <= measured["norm"] <= expected[largest] * _FACTOR
+    shift = max(abs(measured[end] - expected[end]) for end in ("low", "high"))
+    extent = expected["high"] - expected["low"]
+    if is_same and (n < _FEW or shift <= (_FACTOR - 1) * extent):
+        return None
+    norms, ranges = [
+        f"norms of about {scale['norm']:.3g} and numbers from {scale['low']:.3g} to {scale['high']:.3g}"
+        for scale in (measured, expected)
+    ]
+    return (
+        f"the vectors have {norms}, those of the training have {ranges}: scale (here by "
+        f"{expected['norm'] / measured['norm']:.3g}) or shift them as for the training"
+    )

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import stat
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ MAX_PIXELS = 64 * 1024 * 1024
 MIN_SIDE = 2
 """Minimum side in pixels; images of one pixel are placeholders of failed downloads."""
 IMAGE_SUFFIXES = frozenset(
-    (
+    [
         ".jpg",
         ".jpeg",
         ".jpe",
@@ -35,16 +34,15 @@ IMAGE_SUFFIXES = frozenset(
         ".ppm",
         ".pgm",
         ".pnm",
-    )
+    ]
 )
-"""File name extensions of images in folders and archives."""
+"""File name extensions of images in folders and tables."""
 
 # Only formats that Pillow decodes itself: EPS would start Ghostscript, PDF and WMF other external
 # code.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-_ORIENTATION = 0x0112
-_ONE = (str, os.PathLike, bytes, bytearray, Image.Image)
-_PLACES = "[H, W, 3], [3, H, W], [H, W], or a batch of these"
+_ENCODED = (str, os.PathLike, bytes, bytearray, Image.Image)
+_SHAPES = "[H, W, 3], [3, H, W], [H, W], or a batch of these"
 
 
 class BrokenImageError(DataError):
@@ -56,13 +54,13 @@ class BrokenImageError(DataError):
 
 
 def shown(name: str) -> str:
-    """``name`` for a one-line message: escaped if it contains line breaks or invalid UTF-8."""
+    """Return a name for a one-line message: escaped if it contains line breaks or invalid UTF-8."""
     return name if name.isprintable() else ascii(name)
 
 
 def is_image_name(name: str) -> bool:
-    """Whether ``name`` is that of an image file, and not hidden (``._a.jpg`` in macOS archives)."""
-    base = name.rsplit("/", 1)[-1]
+    """Return whether a name is that of an image file, and not hidden (``._a.jpg`` of macOS)."""
+    base = os.path.basename(name)
     return not base.startswith(".") and os.path.splitext(base)[1].lower() in IMAGE_SUFFIXES
 
 
@@ -87,23 +85,16 @@ def decode_image(
     try:
         with open_image(source) as image:
             width, height = image.size
-            if width * height > max_pixels:
-                raise ValueError(
-                    f"{width} x {height} pixels are more than the {max_pixels:,} allowed"
-                )
-            if min(width, height) < MIN_SIDE:
-                raise ValueError(
-                    f"{width} x {height} pixels: at least {MIN_SIDE} x {MIN_SIDE} are needed"
-                )
+            if not (min(width, height) >= MIN_SIDE and width * height <= max_pixels):
+                limits = f"at least {MIN_SIDE} x {MIN_SIDE} and at most {max_pixels:,} are allowed"
+                raise ValueError(f"{width} x {height} pixels: {limits}")
             image.load()
             return _to_rgb(image)
     except FileNotFoundError:
         reason = "not found"
     except UnidentifiedImageError:
         reason = "not an image, or of an unknown format"
-    except (
-        Exception
-    ) as error:  # malformed bytes raise nearly all of them (SyntaxError, struct.error ...)
+    except Exception as error:  # malformed bytes raise nearly all of them
         reason = f"cannot be decoded ({one_line(error)})"
     raise BrokenImageError(name, reason)
 
@@ -111,33 +102,26 @@ def decode_image(
 def open_image(
     source: bytes | str | os.PathLike[str] | Image.Image | NDArray[np.uint8],
 ) -> contextlib.AbstractContextManager[Image.Image]:
-    """An image whose header is read. A pipe or a device is refused: it may never end."""
-    if isinstance(source, np.ndarray):
-        return Image.fromarray(source)
+    """Return an image whose header is read."""
     if isinstance(source, Image.Image):
         return contextlib.nullcontext(source)  # its owner closes it
-    if isinstance(source, bytes):
-        return Image.open(io.BytesIO(source), formats=_FORMATS)
-    if not stat.S_ISREG(os.stat(source).st_mode):
-        raise ValueError("not a regular file")
-    return Image.open(source, formats=_FORMATS)
+    if isinstance(source, np.ndarray):
+        return Image.fromarray(source)
+    file = io.BytesIO(source) if isinstance(source, bytes) else source
+    return Image.open(file, formats=_FORMATS)
 
 
 def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
-    """uint8 [H, W, 3] of a loaded image in any mode, upright by its EXIF data. Raises ValueError:
-    32-bit modes, of unknown range.
+    """Return uint8 [H, W, 3] of a loaded image in any mode, upright by its EXIF data. Raises
+    ValueError: 32-bit modes, of unknown range.
     """
     mode, form = image.mode, image.format
     with contextlib.suppress(Exception):  # damaged EXIF data is ignored
-        image = (
-            ImageOps.exif_transpose(image) if image.getexif().get(_ORIENTATION, 1) != 1 else image
-        )
+        image = ImageOps.exif_transpose(image)
     if mode.startswith("I;16") or (mode == "I" and form in {"PNG", "PPM"}):
         # convert("RGB") would clip 16-bit grey at 255: scale it with rounding.
-        grey = ((np.clip(np.asarray(image), 0, 65535).astype(np.uint32) + 128) // 257).astype(
-            np.uint8
-        )
-        return np.repeat(grey[:, :, None], 3, axis=2)
+        grey = (np.clip(np.asarray(image), 0, 65535).astype(np.uint32) + 128) // 257
+        return np.stack([grey.astype(np.uint8)] * 3, axis=2)
     if mode in {"I", "F"}:
         raise ValueError("32-bit pixels have no fixed range: convert it to 8 or 16 bits")
     if "A" in mode or "a" in mode or "transparency" in image.info:
@@ -171,31 +155,25 @@ def without_gradient(value: Any) -> Any:
 
 
 def to_images(values: Any, size: int) -> NDArray[np.uint8]:
-    """Images uint8 [n, 3, size, size] of paths, encoded bytes, PIL images, arrays or tensors: one,
-    a sequence (of any sizes), or a batch.
+    """Return images uint8 [n, 3, size, size] of paths, encoded bytes, PIL images, arrays or
+    tensors: one, a sequence (of any sizes), or a batch.
 
     Arrays are uint8, or floats from 0 to 1, [H, W, 3], [3, H, W] or [H, W], and batches of these;
     for images of 3 x 3 pixels the last axis is the colour. Other sizes are resized as in training
     (:func:`resize_square`).
     """
-    if (
-        isinstance(values, np.ndarray)
-        and values.dtype == np.uint8
-        and values.shape[1:] == (3, size, size)
-    ):
-        return np.require(values, requirements=("C", "W"))  # as torch requires
-    if isinstance(values, _ONE):
+    if isinstance(values, _ENCODED):
         values = [values]
     elif not isinstance(values, list | tuple):
         values = as_array(values, "images")
+        if values.dtype == np.uint8 and values.shape[1:] == (3, size, size):
+            return np.require(values, requirements=("C", "W"))  # as torch requires
         if values.ndim == 2 or (values.ndim == 3 and 3 in (values.shape[0], values.shape[2])):
             values = values[None]
         if values.ndim not in (3, 4):
-            raise DataError(f"images: {values.dtype} {list(values.shape)}, expected {_PLACES}")
-    planes = [
-        resize_square(to_pixels(x, f"image {i}"), size).transpose(2, 0, 1)
-        for i, x in enumerate(values)
-    ]
+            raise DataError(f"images: {values.dtype} {list(values.shape)}, expected {_SHAPES}")
+    pixels = (to_pixels(value, f"image {i}") for i, value in enumerate(values))
+    planes = [resize_square(image, size).transpose(2, 0, 1) for image in pixels]
     return np.stack(planes) if planes else np.empty((0, 3, size, size), np.uint8)
 
 
@@ -213,40 +191,35 @@ def as_array(value: Any, location: str) -> NDArray[Any]:
 
 
 def to_pixels(value: Any, location: str) -> NDArray[np.uint8]:
-    """One image in any form as uint8 [H, W, 3]. Raises DataError: not an image; BrokenImageError:
-    it cannot be decoded.
+    """Return one image in any form as uint8 [H, W, 3]. Raises DataError: not an image;
+    BrokenImageError: it cannot be decoded.
     """
-    if isinstance(value, _ONE):
-        path = isinstance(value, str | os.PathLike)
-        value = bytes(value) if isinstance(value, bytearray) else value
-        return decode_image(value, name=None if path else location)
+    if isinstance(value, _ENCODED):
+        name = None if isinstance(value, str | os.PathLike) else location
+        return decode_image(bytes(value) if isinstance(value, bytearray) else value, name=name)
     array = as_array(value, location)
     if array.ndim == 2:
-        array = np.repeat(array[:, :, None], 3, axis=2)
+        array = np.stack([array] * 3, axis=2)
     elif array.ndim == 3 and array.shape[2] != 3 and array.shape[0] == 3:
         array = array.transpose(1, 2, 0)
     if array.ndim != 3 or array.shape[2] != 3 or 0 in array.shape:
-        raise DataError(f"{location}: {list(array.shape)}, expected {_PLACES}")
-    low, high = float(array.min()), float(array.max())
-    if array.dtype.kind == "f" and low >= 0 and high <= 1:
+        raise DataError(f"{location}: {list(array.shape)}, expected {_SHAPES}")
+    if array.dtype.kind == "f" and array.min() >= 0 and array.max() <= 1:
         array = np.round(array * 255)
     elif array.dtype != np.uint8:
         raise DataError(
             f"{location}: "
-            f"{array.dtype} from {low:g} to {high:g}"
+            f"{array.dtype} from {array.min():g} to {array.max():g}"
             f": uint8, or floats from 0 to 1, are needed"
         )
     return np.ascontiguousarray(array, dtype=np.uint8)
 
 
 def to_vectors(values: Any, width: int) -> NDArray[np.float32]:
-    """Vectors float32 [n, width] of one or several vectors, an array or a tensor. Raises DataError:
-    not numbers, or of another width.
+    """Return vectors float32 [n, width] of one or several vectors, an array or a tensor. Raises
+    DataError: not numbers, or of another width.
     """
-    message = "items to embed"
-    array = as_array(values, message)
+    array = as_array(values, "items to embed")
     array = array[None] if array.shape == (width,) else array
-    # Writable, as torch requires.
-    return np.require(
-        checks.check_vectors(array, width, name=message, finite=False), requirements="W"
-    )
+    vectors = checks.check_vectors(array, width, name="items to embed", finite=False)
+    return np.require(vectors, requirements="W")  # as torch requires

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import functools
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -31,8 +30,7 @@ MAX_CLASSES = 65_535
 """Maximum number of classes; more are probably ids given as labels."""
 SEPARATOR = "|"
 """Separator of several labels of one item in text."""
-_NUMBER = re.compile(r"-?[0-9]{1,18}")
-WHOLE = re.compile(r"-?[0-9]{1,18}(\.0*)?")
+WHOLE = re.compile(r"-?[0-9]{1,20}(\.0*)?")
 ROW = re.compile(r"\[?\s*[01](\.0*)?([\s,;]+[01](\.0*)?)+\s*\]?")
 
 Rows = slice | NDArray[Any]
@@ -44,11 +42,15 @@ def composed(text: str) -> str:
 
 
 def plain_text(value: Any) -> str:
-    """Return the text of a value; bytes are UTF-8. Raises DataError: they are not."""
+    """Return the text of a value, empty for None and NaN; bytes are UTF-8. Raises DataError: they
+    are not.
+    """
     try:
-        return value.decode() if isinstance(value, bytes) else str(value)
+        text = value.decode() if isinstance(value, bytes) else str(value)
     except UnicodeDecodeError:
         raise DataError(f"{value[:40]!r} is not UTF-8: save texts as UTF-8") from None
+    is_text = isinstance(value, str | bytes)
+    return text if is_text or text not in ("None", "nan", "NaT", "<NA>") else ""
 
 
 @contextlib.contextmanager
@@ -61,49 +63,31 @@ def errors_of(source: str) -> Iterator[None]:
 
 
 def row_numbers(rows: Rows, n: int) -> NDArray[np.int64]:
-    """``rows`` (a slice, integers or a mask) as numbers in 0 .. n-1. Raises IndexError: out of
-    range.
-    """
+    """Return ``rows`` (a slice, integers or a mask) as numbers."""
     if isinstance(rows, slice):
         return np.arange(*rows.indices(n))
     array = np.asarray(rows)
-    array = np.flatnonzero(array) if array.dtype == np.bool_ else array.astype(np.int64)
-    if array.size and not -n <= array.min() <= array.max() < n:
-        raise IndexError(f"rows {array.min()} to {array.max()} of {n}")
-    return array % n if array.size else array
-
-
-def class_order(names: Iterable[str]) -> list[str]:
-    """Different names in sorted order; numbers, if all are, by size: not 1, 10, 2."""
-    unique_names = set(names)
-    numbers = all(_NUMBER.fullmatch(name) for name in unique_names)
-    return sorted(unique_names, key=lambda name: (int(name), name) if numbers else (0, name))
+    return np.flatnonzero(array) if array.dtype == np.bool_ else array.astype(np.int64)
 
 
 def rows_that(rows: NDArray[Any], verb: str) -> str:
-    """The first of ``rows`` with a matching verb form: ``"row 7 holds"``, ``"rows 3, 8 hold"`` (of
-    ``"hold"``).
+    """Return the first of ``rows`` with a matching verb form: ``"row 7 holds"``, ``"rows 3, 8
+    hold"`` (of ``"hold"``).
     """
-    of_one = {"are": "is", "have": "has"}.get(verb, f"{verb}s")
-    return f"{named_rows(rows)} {verb if len(rows) > 1 else of_one}"
+    singular = {"are": "is", "have": "has"}.get(verb, f"{verb}s")
+    return f"{named_rows(rows)} {verb if len(rows) > 1 else singular}"
 
 
-def _names(class_names: Sequence[str] | None, n_classes: int) -> tuple[str, ...]:
-    """Class names as a tuple; default: the class numbers. Raises DataError: too many, or one
-    twice.
-    """
-    names = tuple(
-        composed(str(n)) for n in (range(n_classes) if class_names is None else class_names)
-    )
+def _names(class_names: Iterable[object]) -> tuple[str, ...]:
+    """Return class names as a tuple. Raises DataError: too many, or a name that cannot be used."""
+    names = tuple(composed(str(name)) for name in class_names)
+    for name, count in Counter(names).items():
+        if count > 1 or not name.isprintable():
+            raise DataError(f"the class {name[:60]!a} is named twice, or not printable: rename it")
     if len(names) > MAX_CLASSES:
         raise DataError(
             f"{len(names):,} different labels: at most {MAX_CLASSES:,} classes are possible"
         )
-    if wrong := next((name for name in names if not name.isprintable()), None):
-        raise DataError(f"the class {wrong[:60]!a} is not a printable name: rename it")
-    name, count = Counter(names).most_common(1)[0] if names else ("", 0)
-    if count > 1:
-        raise DataError(f"class name {name!r} is given twice: every class needs its own name")
     return names
 
 
@@ -116,14 +100,13 @@ class Labels:
     class_names: tuple[str, ...]
 
     def names_of(self, row: int) -> tuple[str, ...]:
-        """Class names of an item."""
+        """Return the class names of an item."""
         return self.names(np.flatnonzero(self.dense(np.array([row]), np.uint8)))
 
     @classmethod
     def _of_pairs(cls, n: int, rows: Any, classes: Any, names: tuple[str, ...]) -> Labels:
-        """Labels of ``n`` items that have class ``classes[i]`` at ``rows[i]``."""
+        """Return the labels of ``n`` items that have class ``classes[i]`` at ``rows[i]``."""
         packed = np.zeros((n, (len(names) + 7) // 8), dtype=np.uint8)
-        rows, classes = np.asarray(rows, np.int64), np.asarray(classes, np.int64)
         np.bitwise_or.at(packed, (rows, classes >> 3), (128 >> (classes & 7)).astype(np.uint8))
         return cls(packed, names)
 
@@ -131,7 +114,7 @@ class Labels:
     def from_ids(
         cls, ids: NDArray[Any] | Sequence[int], class_names: Sequence[str] | None = None
     ) -> Labels:
-        """Labels from one class number per item; -1 is unlabelled. Names default to the class
+        """Return labels of one class number per item; -1 is unlabelled. Names default to the class
         numbers.
 
         Raises:
@@ -142,27 +125,25 @@ class Labels:
             >>> Labels.from_ids([0, 2, -1], ["cat", "dog", "fox"]).dense().tolist()
             [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0]]
         """
-        array = np.asarray(ids)
-        array = array if array.size else array.astype(np.int64)
-        if array.ndim != 1 or array.dtype.kind not in "iub":
-            raise DataError(
-                f"labels are {array.dtype} {list(array.shape)}: whole numbers [N] are needed"
-            )
+        array = np.nan_to_num(ids, nan=-1)  # np.loadtxt and pandas convert labels to float
+        if array.ndim != 1:
+            raise DataError(f"labels are {array.dtype} {list(array.shape)}: [N] is needed")
         limit = MAX_CLASSES if class_names is None else len(class_names)
-        wrong = np.flatnonzero((array < -1) | (array >= limit))
+        wrong = np.flatnonzero((array < -1) | (array >= limit) | (array != np.floor(array)))
         if wrong.size:
             raise DataError(
-                f"label {int(array[wrong[0]]):,} at {named_rows(wrong)} is out of range"
-                f": class numbers are from 0 (-1: none), at most {limit:,} classes"
+                f"label {array[wrong[0]]} at {named_rows(wrong)} is out of range"
+                f": class numbers are whole, from 0 (-1: none), at most {limit:,} classes"
             )
         array = array.astype(np.int64)
         rows = np.flatnonzero(array >= 0)
-        names = _names(class_names, max(1, int(array.max(initial=-1)) + 1))
+        numbers = range(max(1, int(array.max(initial=-1)) + 1))
+        names = _names(numbers if class_names is None else class_names)
         return cls._of_pairs(len(array), rows, array[rows], names)
 
     @classmethod
     def from_multihot(cls, array: NDArray[Any], class_names: Sequence[str] | None = None) -> Labels:
-        """Labels from a 0/1 matrix [N, C] of any number type; a zero row is unlabelled. Raises
+        """Return labels of a 0/1 matrix [N, C] of any number type; a zero row is unlabelled. Raises
         DataError: anything else.
         """
         array = np.asarray(array)
@@ -170,7 +151,7 @@ class Labels:
             raise DataError(
                 f"multi-hot labels are {array.dtype} {list(array.shape)}: 0/1 [N, C] is needed"
             )
-        names = _names(class_names, array.shape[1])
+        names = _names(range(array.shape[1]) if class_names is None else class_names)
         if len(names) != array.shape[1]:
             raise DataError(
                 f"labels have {array.shape[1]} columns but {len(names)} class names are given"
@@ -184,21 +165,19 @@ class Labels:
     def from_names(
         cls, items: Iterable[Sequence[str]], class_names: Sequence[str] | None = None
     ) -> Labels:
-        """Labels from the class names of each item (empty: unlabelled), which are among
-        ``class_names`` (default: all, in :func:`class_order`). Raises DataError: negative numbers,
-        no label, or too many classes.
+        """Return labels of the class names of each item (empty: unlabelled), which are among
+        ``class_names`` (default: all, sorted; numbers by size). Raises DataError: negative numbers,
+        or too many classes.
         """
         rows = [tuple(map(composed, item)) for item in items]
-        unique_names = class_names or class_order(name for row in rows for name in row)
-        if not unique_names:
-            raise DataError("no item has a label, so the classes are unknown: label some items")
-        if (
-            class_names is None
-            and unique_names[0].startswith("-")
-            and _NUMBER.fullmatch(unique_names[0])
-        ):
-            raise DataError(f"label {unique_names[0]}: class numbers are from 0, or -1 for none")
-        names = _names(unique_names, 1)
+        unique_names = class_names or sorted({name for row in rows for name in row})
+        if class_names is None and all(map(WHOLE.fullmatch, unique_names)):
+            unique_names = sorted(unique_names, key=lambda name: (int(float(name)), name))
+            if unique_names and unique_names[0].startswith("-"):
+                raise DataError(
+                    f"label {unique_names[0]}: class numbers are from 0, or -1 for none"
+                )
+        names = _names(unique_names)
         positions = {name: c for c, name in enumerate(names)}
         pairs = [(i, positions[name]) for i, row in enumerate(rows) for name in row]
         item_rows, classes = np.array(pairs, np.int64).reshape(-1, 2).T
@@ -225,7 +204,7 @@ class Labels:
         return bool((np.diff(self._pairs[0]) == 0).any())
 
     def has(self, rows: Rows | None = None) -> NDArray[np.bool_]:
-        """Whether each item (of ``rows``) has any label: bool [n]."""
+        """Return whether each item (of ``rows``) has any label: bool [n]."""
         return np.asarray(
             (self.packed if rows is None else self.packed[rows]).any(axis=1), dtype=np.bool_
         )
@@ -233,16 +212,16 @@ class Labels:
     def dense(
         self, rows: Rows | None = None, dtype: type[np.number[Any]] | type[bool] = np.float32
     ) -> NDArray[Any]:
-        """Multi-hot matrix [n, C] of 0 and 1 in ``dtype``."""
+        """Return the multi-hot matrix [n, C] of 0 and 1 in ``dtype``."""
         packed = self.packed if rows is None else self.packed[rows]
         return np.unpackbits(packed, axis=1, count=self.n_classes).astype(dtype)
 
     def column(self, c: int) -> NDArray[np.bool_]:
-        """Whether each item has class ``c``: bool [N], without unpacking the rest."""
+        """Return whether each item has class ``c``: bool [N], without unpacking the rest."""
         return np.asarray(self.packed[:, c >> 3] & np.uint8(128 >> (c & 7)), dtype=np.bool_)
 
     def class_ids(self) -> NDArray[np.int64]:
-        """The single class of each item, -1 if unlabelled: int64 [N]."""
+        """Return the single class of each item, -1 if unlabelled: int64 [N]."""
         rows, classes = self._pairs
         if self.multi_label:
             several = np.unique(rows[1:][np.diff(rows) == 0])
@@ -254,7 +233,7 @@ class Labels:
         return ids
 
     def over(self, class_names: Iterable[str]) -> Labels:
-        """The same N items over these classes, in this order; labels of other classes are
+        """Return the same N items over these classes, in this order; labels of other classes are
         dropped.
         """
         positions = {name: c for c, name in enumerate(class_names)}
@@ -265,25 +244,25 @@ class Labels:
         )
 
     def names(self, classes: Iterable[int]) -> tuple[str, ...]:
-        """Names of class numbers."""
+        """Return the names of class numbers."""
         return tuple(self.class_names[c] for c in classes)
 
     def take(self, rows: Rows) -> Labels:
-        """The labels of ``rows`` (a slice, positions or a mask), over the same classes."""
+        """Return the labels of ``rows`` (a slice, positions or a mask), over the same classes."""
         return Labels(np.ascontiguousarray(self.packed[rows]), self.class_names)
 
     def masked(self, rows: NDArray[Any]) -> Labels:
-        """The same N items with labels at ``rows`` only; others become unlabelled."""
+        """Return the same N items with labels at ``rows`` only; others become unlabelled."""
         packed = np.zeros_like(self.packed)
         packed[rows] = self.packed[rows]
         return Labels(packed, self.class_names)
 
     def counts(self) -> NDArray[np.int64]:
-        """Items of each class, int64 [C]."""
+        """Return the number of items of each class, int64 [C]."""
         return np.bincount(self._pairs[1], minlength=self.n_classes)
 
     def fingerprint(self) -> str:
-        """Hash over the labels and the class names."""
+        """Return a hash over the labels and the class names."""
         return fingerprint(np.ascontiguousarray(self.packed).tobytes(), *self.class_names)
 
 
@@ -294,114 +273,90 @@ MISSING = frozenset(["nan", "na", "n/a", "#n/a", "null", "none", "nat", "<na>", 
 """Texts, in lower case, that mean "no label" where all other labels are numbers."""
 
 
-@functools.lru_cache(maxsize=MAX_CLASSES)
-def _split(value: str) -> tuple[str, ...]:
-    """Return the labels in a text (:func:`label_texts`); most texts occur many times."""
-    text = composed(value).strip()
-    if ROW.fullmatch(text):
-        return tuple(re.findall(r"([01])(?:\.0*)?(?=[\s,;\]]|$)", text))
-    if text[:1] in ("[", "{", "("):
-        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-            return tuple(label_texts(tuple(ast.literal_eval(text))))
-    return tuple(part.strip() for part in text.split(SEPARATOR))
-
-
-def label_texts(value: Any) -> list[str]:
-    """Return the labels of one value as texts: none, one of a name or number, several of a list.
-
-    Texts are split at ``|``; lists in text (``"[0, 1]"``, ``"['cat', 'dog']"``, ``"0 1 0"``) are
-    lists. Raises DataError: a list in a list, a dict, or bytes that are not UTF-8.
-    """
-    value = value.tolist() if hasattr(value, "tolist") else value
-    missing = value is None or type(value).__name__ in ("NAType", "NaTType")
-    if missing or (isinstance(value, float) and np.isnan(value)):
-        return []
-    if isinstance(value, bytes):
-        value = plain_text(value)
-    if isinstance(value, str):
-        return list(_split(value))
-    if isinstance(value, set | frozenset):
-        value = sorted(value, key=str)
-    if isinstance(value, list | tuple):
-        value = [item.tolist() if hasattr(item, "tolist") else item for item in value]
-        if not any(isinstance(item, list | dict | tuple | set) for item in value):
-            return [text for item in value for text in label_texts(item)]
-    if isinstance(value, list | tuple | dict):
-        raise DataError("a label is a dict or a list in a list: names or numbers are needed")
-    is_whole = isinstance(value, bool) or (isinstance(value, float) and value.is_integer())
-    return [str(int(value) if is_whole else value)]
-
-
-def labels_of(
-    values: Any, source: str, n: int | None = None, class_names: Sequence[str] | None = None
-) -> Labels:
-    """Return the labels of ``n`` items (None: any number) from values in any form, in their order.
+def labels_of(values: Any, source: str) -> Labels:
+    """Return the labels of items from values in any form, in their order.
 
     Args:
         values: :class:`Labels`; class numbers [N] (-1 or NaN: none) or 0/1 [N, C] as an array or a
             tensor; or a sequence of one value per item: a name, a number, a list, set or tuple of
-            these, or None. Rows of 0 and 1, all of one length, are 0/1 of each class.
+            these, or None. Rows of 0 and 1, all of one length, are 0/1 of each class. Texts are
+            split at ``|``; lists in text (``"['cat', 'dog']"``, ``"0 1 0"``) are lists.
         source: name of the values in errors.
-        class_names: names of the class numbers.
 
     Raises:
-        DataError: another number of items, no label at all, or values of another form.
+        DataError: values of another form.
         UsageError: not a sequence.
     """
-    with errors_of(source):
-        labels = values if isinstance(values, Labels) else _labels(values, class_names)
-        if n not in (None, len(labels)):
-            raise DataError(
-                f"{len(labels):,} labels, the data has {n:,} items"
-                f": one each is needed, or a table with ids or names"
-            )
-    return labels
-
-
-def _labels(values: Any, class_names: Sequence[str] | None) -> Labels:
-    class_names = None if class_names is None else [plain_text(name) for name in class_names]
     values = values.to_pylist() if hasattr(values, "to_pylist") else without_gradient(values)
-    if isinstance(values, np.ndarray) and values.dtype.kind in "biuf" and values.ndim:
-        if values.ndim == 2 and values.shape[1] != 1:
-            empty = np.isnan(values).all(axis=1, keepdims=True)
-            return Labels.from_multihot(np.where(empty, 0, values), class_names)
-        if values.dtype.kind == "f":  # np.loadtxt and pandas convert labels to float
-            values = np.where(np.isnan(values), -1, values)
-            wrong = np.flatnonzero((values != np.floor(values)) | (np.abs(values) >= 2**53))
-            if wrong.size:
-                raise DataError(f"labels at {named_rows(wrong)} are not whole numbers")
-            values = values.astype(np.int64)
-        return Labels.from_ids(values.reshape(-1), class_names)
+    if isinstance(values, Labels):
+        return values
     if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__iter__"):
-        kind = type(values).__name__
-        raise UsageError(f"{kind} is not a list of labels: give one label per item")
-    rows = [label_texts(without_gradient(value)) for value in values]
+        raise UsageError(f"{type(values).__name__} is not a list of labels: give one per item")
+    with errors_of(source):
+        if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
+            if values.ndim < 2 or values.shape[1] == 1:
+                return Labels.from_ids(values.reshape(-1))
+            unlabelled = np.isnan(values).all(axis=1, keepdims=True)
+            return Labels.from_multihot(np.where(unlabelled, 0, values))
+        numbers: dict[Hashable, int] = {}  # most values occur many times: each is parsed once
+        rows = [numbers.setdefault(_hashable(value), len(numbers)) for value in values]
+        return _of_texts([_texts(value) for value in numbers]).take(np.array(rows, np.int64))
+
+
+def named(value: Any, class_names: Sequence[str]) -> Any:
+    """Return the name of a class number, or the names of a list of them; None is unlabelled."""
+    if np.ndim(value):
+        return [named(number, class_names) for number in value]
+    return None if value is None or not value >= 0 else class_names[int(value)]
+
+
+def _hashable(value: Any) -> Hashable:
+    """Return a label as a text, a number or None, and several ones as a tuple of these."""
+    value = without_gradient(value)
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, Mapping):
+        raise DataError("a label is a dict: names or numbers are needed")
+    if isinstance(value, set | frozenset):
+        value = sorted(value, key=str)
+    return tuple(map(_hashable, value)) if isinstance(value, list | tuple) else value
+
+
+def _texts(value: Any) -> list[str]:
+    """Return the labels of a value of :func:`_hashable` as texts: none, one or several."""
+    if isinstance(value, tuple):
+        if any(isinstance(item, tuple) for item in value):
+            raise DataError("a label is a list in a list: names or numbers are needed")
+        return [text for item in value for text in _texts(item)]
+    if isinstance(value, bool | float) and float(value).is_integer():
+        value = int(value)
+    text = composed(plain_text(value)).strip()
+    if not isinstance(value, str | bytes):
+        return [text] if text else []
+    if ROW.fullmatch(text):
+        return re.findall(r"([01])(?:\.0*)?(?=[\s,;\]]|$)", text)
+    if text[:1] in ("[", "{", "("):
+        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            return _texts(_hashable(tuple(ast.literal_eval(text))))
+    return [word.strip() for word in text.split(SEPARATOR)]
+
+
+def _of_texts(rows: list[list[str]]) -> Labels:
+    """Return the labels of texts: 0/1 of each class, class numbers, or names."""
     lengths, texts = {len(row) for row in rows if row}, {text for row in rows for text in row}
     if len(lengths) == 1 and texts <= {"0", "1"} and (length := lengths.pop()) > 1:
-        hot = np.array([row or ["0"] * length for row in rows]) == "1"
-        return Labels.from_multihot(hot, class_names)
-    texts -= {"", "-1", *(text for text in texts if text.lower() in MISSING)}
-    if all(map(WHOLE.fullmatch, texts)):  # an integer column with gaps becomes float in pandas
-        rows = [[text.partition(".")[0] for text in row if text in texts] for row in rows]
-    rows = [[text for text in row if text not in ("", "-1")] for row in rows]
-    if class_names is None:
-        return Labels.from_names(rows)
-    numbers = [str(i) for i in range(len(class_names))]
-    if unknown := {text for row in rows for text in row}.difference(numbers):
-        message = f"class {min(unknown)} of {len(numbers)}"
-        raise DataError(f"{message}: labels do not fit their class names")
-    return Labels(Labels.from_names(rows, numbers).packed, _names(class_names, 1))
+        return Labels.from_multihot(np.array([row or ["0"] * length for row in rows]) == "1")
+    unlabelled = {"", "-1"}
+    missing = {text for text in texts if text.lower() in MISSING}
+    if all(map(WHOLE.fullmatch, texts - unlabelled - missing)):
+        # An integer column with gaps becomes float in pandas.
+        rows = [[text.partition(".")[0] for text in row if text not in missing] for row in rows]
+    return Labels.from_names([[text for text in row if text not in unlabelled] for row in rows])
 
 
-def labels_note(source: str, labels: Labels | None, method: str) -> str:
+def labels_note(source: str, labels: Labels, method: str) -> str:
     """Return the line of the log on the labels of a source, matched by ``method``."""
-    if labels is None:
-        return "no labels"
-    return (
-        f"{source}: "
-        f"{int(labels.has().sum()):,} of {len(labels):,} items labelled"
-        f", {labels.n_classes:,} classes, {method}"
-    )
+    count = f"{int(labels.has().sum()):,} of {len(labels):,} items labelled"
+    return f"{source}: {count}, {labels.n_classes:,} classes, {method}"
 
 
 def class_notes(labels: Labels) -> list[str]:
@@ -413,12 +368,10 @@ def class_notes(labels: Labels) -> list[str]:
         sizes = [*sizes[:5], f"... ({len(sizes) - 10:,} more)", *sizes[-5:]]
     notes = [f"items of each class: {', '.join(sizes)}"]
     if missing := [repr(name) for name in labels.class_names if name.lower() in MISSING]:
-        notes.append(
-            f"{', '.join(missing)} count as classes: leave such labels empty if they mean none"
-        )
+        advice = "leave such labels empty if they mean none"
+        notes.append(f"{', '.join(missing)} count as classes: {advice}")
     single = int((counts == 1).sum())
     if single > 2 and 2 * single > labels.n_classes:
-        notes.append(
-            f"{single:,} of {labels.n_classes:,} classes have one item: are they ids or captions?"
-        )
+        count = f"{single:,} of {labels.n_classes:,} classes"
+        notes.append(f"{count} have one item: are they ids or captions?")
     return notes

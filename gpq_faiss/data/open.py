@@ -4,62 +4,75 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from functools import partial
-from typing import Any
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import DataError, UsageError, unknown
+from ..files import fingerprint
+from ..inputs import parse_json, read_text, reading
 from ..plugins import Plugin, find_plugin, plugin_names
-from .arrays import is_hdf5
-from .attach import with_ids, with_labels, with_names
+from ..store.hdf5 import as_texts
+from .arrays import read_ids, whole_numbers
 from .base import Dataset
-from .folder import has_samples, open_folder, open_webdataset
-from .images import shown
-from .labels import class_notes
-from .paths import files_of, is_url, without_secrets
-from .sources import open_array, open_features, open_frame, open_hf, open_items, open_listed
-from .standard import open_digits, open_nuswide, open_published
+from .images import IMAGE_SUFFIXES, shown, without_gradient
+from .labels import ROW, WHOLE, class_notes, composed, labels_note, labels_of, plain_text
+from .paths import files_of, is_url, local_path, without_secrets
+from .sources import (
+    open_array,
+    open_files,
+    open_frame,
+    open_hf,
+    open_image,
+    open_items,
+    open_list,
+    open_webdataset,
+)
+from .standard import open_digits, open_folder, open_nuswide, open_published
 from .tables import FORMS as ENDINGS
-from .tables import Options, file_form, open_tables
+from .tables import ITEMS, LABELS, Options, Table, file_form, frame_table, open_tables, usual
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """A form of a DATA argument: what follows its name, its opener, and the options that it takes
-    besides those of all; ``columns``: whether labels, ids and names may be columns of it."""
+    besides those of all."""
 
     usage: str
     open: Callable[[Any, Options], Dataset]
     takes: str = ""
 
-    @property
-    def columns(self) -> bool:
-        return "label_column" in self.takes
 
-
-_COLUMNS = "label_column keep"
+_TABLE = "label_column keep image_column vectors root"
 _SOURCES = {
     "digits": Source("", open_digits),
-    "cifar10": Source("[:ROOT]", partial(open_published, name="cifar10"), "download"),
-    "fashion-mnist": Source("[:ROOT]", partial(open_published, name="fashion-mnist"), "download"),
+    "cifar10": Source("[:ROOT]", partial(open_published, name="cifar10")),
+    "fashion-mnist": Source("[:ROOT]", partial(open_published, name="fashion-mnist")),
     "nuswide": Source(":ROOT", open_nuswide, "concepts"),
     "folder": Source(":PATH", open_folder),
-    "list": Source(":FILE", partial(open_listed, form="list"), "root"),
-    "csv": Source(":FILE", partial(open_listed, form="csv"), f"root image_column {_COLUMNS}"),
-    "parquet": Source(
-        ":FILE", partial(open_listed, form="parquet"), f"root image_column {_COLUMNS}"
-    ),
-    "webdataset": Source(":FILES", open_webdataset, f"image_column {_COLUMNS}"),
-    "hf": Source(":FOLDER", open_hf, f"image_column vectors {_COLUMNS}"),
-    "features": Source(":FILES", open_features, f"vectors image_column {_COLUMNS}"),
+    "list": Source(":FILE", open_list, "root"),
+    "csv": Source(":FILE", partial(open_files, form="csv"), _TABLE),
+    "parquet": Source(":FILE", partial(open_files, form="parquet"), _TABLE),
+    "webdataset": Source(":FILES", open_webdataset, _TABLE),
+    "hf": Source(":FOLDER", open_hf, _TABLE),
+    "features": Source(":FILES", open_files, _TABLE),
+    "image": Source(":FILE", open_image),
 }
 FORMS = " | ".join(name + source.usage for name, source in _SOURCES.items())
 """Every form of a DATA argument."""
+_ENDINGS = {
+    **dict.fromkeys(ENDINGS, "features"),
+    **{".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".txt": "list", ".tar": "webdataset"},
+    **dict.fromkeys(IMAGE_SUFFIXES, "image"),
+}
 
 
 def is_form(text: str) -> bool:
@@ -68,94 +81,62 @@ def is_form(text: str) -> bool:
     return find_plugin("data", scheme, _SOURCES) is not None or scheme in _SOURCES
 
 
-def form_of(path: str, image_column: str | None = None) -> str:
-    """Return the scheme of a path without prefix, by what is in it.
-
-    Raises UsageError: no such path, or a file that is neither a table, vectors, a list nor an
-    archive.
-    """
-    bare = without_secrets(path)
-    name = shown(bare)
+def form_of(path: str) -> str:
+    """Return the form of a path without prefix. Raises UsageError: there is no such path."""
     local = "" if is_url(path) else os.path.expanduser(path)
     if os.path.isdir(local):
-        return _form_of_folder(local)
-    ending = os.path.splitext(bare.lower().removesuffix(".gz"))[1]
-    if ending in (".tar", ".tgz"):
-        files = files_of(path)
-        return "webdataset" if len(files) > 1 or has_samples(files[0]) else "folder"
-    if ending in (*ENDINGS, ".txt", ".lst"):
-        files = files_of(path)
-        form = file_form(files[0])
-        if form not in ("text", "csv", "jsonl", "json", "parquet", "arrow", "orc"):
-            return "features"
-        if form == "text":
-            return "list"
-        table = open_tables(files[:1])
-        is_list = table.image_column(image_column) and "list" not in table.kinds.values()
-        return ("csv" if form == "csv" else "parquet") if is_list else "features"
-    if os.path.exists(local):
-        file_form(files_of(local)[0])
+        names = set(os.listdir(local))
+        folders = {n for n in names if n[0] != "." and os.path.isdir(os.path.join(local, n))}
+        data = os.listdir(os.path.join(local, "data")) if folders == {"data"} else names - folders
+        tables = any(os.path.splitext(name)[1].lower() in ENDINGS for name in data)
+        if names & {"dataset_info.json", "dataset_dict.json"}:
+            return "hf"
+        if "ImageList" in names:
+            return "nuswide"
+        return "features" if "img_emb" in names or (tables and folders <= {"data"}) else "folder"
+    form = _ENDINGS.get(os.path.splitext(without_secrets(path))[1].lower())
+    if form is None and not os.path.exists(local):
+        plugins = [f"{plugin}:PATH" for plugin in plugin_names("data", _SOURCES)]
+        forms = " | ".join([FORMS, *plugins])
         raise UsageError(
-            f"{name}: "
-            f"its ending tells no form ({', '.join([*ENDINGS, '.txt', '.tar'])} do)"
-            f": rename it, or give list:{name}, or give their folder"
+            f"unknown data {without_secrets(path)!r}: no such path, and the forms are {forms}"
         )
-    if local and "\0" not in local and (ending or "/" in bare):
-        raise DataError(
-            f"{name} not found: give a path that exists, or a form such as features:FILES"
-        )
-    plugins = [f"{plugin}:PATH" for plugin in plugin_names("data", _SOURCES)]
-    forms = " | ".join([FORMS, *plugins])
-    raise UsageError(f"unknown data {bare!r}: no such path, and the forms are {forms}")
+    return form or "features"
 
 
-def _form_of_folder(folder: str) -> str:
-    names = set(os.listdir(folder))
-    if names & {"dataset_info.json", "dataset_dict.json"}:
-        return "hf"
-    if "ImageList" in names:
-        return "nuswide"
-    folders = {
-        name for name in names if name[0] != "." and os.path.isdir(os.path.join(folder, name))
-    }
-    data = os.listdir(os.path.join(folder, "data")) if folders == {"data"} else names - folders
-    tables = any(os.path.splitext(name)[1].lower() in ENDINGS for name in data)
-    return "features" if "img_emb" in names or (tables and folders <= {"data"}) else "folder"
-
-
-def _find(source: object, image_column: str | None) -> tuple[str, Source, object]:
+def _opener(source: object) -> tuple[str, Source, object]:
     """Return the form of a source, its opener, and what that opens.
 
     An object's library is not imported. Raises UsageError: a DATA argument lacks its path, or has
     one too many.
     """
-    if isinstance(source, os.PathLike) or (isinstance(source, str) and not is_form(source)):
-        path = os.fspath(source)
-        source = f"{form_of(path, image_column)}:{path}"
+    if isinstance(source, os.PathLike):
+        source = os.fspath(source)
+    if isinstance(source, str):
+        source = source if is_form(source) else f"{form_of(source)}:{source}"
+        scheme, colon, path = source.partition(":")
+        if plugin := find_plugin("data", scheme, _SOURCES):
+            return scheme, Source(":PATH", partial(_of_plugin, plugin)), path
+        usage = _SOURCES[scheme].usage
+        if (path and not usage) or (not path and (colon or usage.startswith(":"))):
+            raise UsageError(f"{source!r} has a path too many or too few: the forms are {FORMS}")
+        return scheme, _SOURCES[scheme], path or None
+    libraries = {kind.__module__.partition(".")[0] for kind in type(source).__mro__}
     if isinstance(source, Dataset):
         return "a data set", Source("", lambda dataset, _: dataset), source
-    if any(kind.__module__.partition(".")[0] == "datasets" for kind in type(source).__mro__):
+    if "datasets" in libraries:
         return "a Hugging Face data set", _SOURCES["hf"], source
     if hasattr(source, "__arrow_c_stream__"):
-        return "a table", Source("", open_frame, f"vectors {_COLUMNS}"), source
-    if isinstance(source, np.ndarray) or is_hdf5(source) or hasattr(source, "detach"):
+        return "a table", Source("", open_frame, _TABLE), source
+    first = source[0] if isinstance(source, list) and source else None
+    is_vector = isinstance(first, list) and not {*map(type, first)} - {int, float}
+    if (
+        is_vector
+        or np.ndim(0 if isinstance(first, list) else first) == 1
+        or hasattr(source, "ndim")
+    ):
         return "an array", Source("", open_array), source
-    if isinstance(source, list) and source and np.ndim(_plain(source[0])) == 1:
-        return "an array", Source("", open_array), source
-    if not isinstance(source, str):
-        return "a list of items", Source("", open_items), source
-    scheme, colon, path = source.partition(":")
-    plugin = find_plugin("data", scheme, _SOURCES)
-    if plugin is not None:
-        return scheme, Source(":PATH", partial(_of_plugin, plugin)), path
-    usage = _SOURCES[scheme].usage
-    if "\0" in path or (path and not usage):
-        raise UsageError(
-            f"{source!r}: {scheme} takes no path" if not usage else f"{source!r} is not a path"
-        )
-    if not path and (colon or usage.startswith(":")):
-        raise UsageError(f"{source!r} lacks its path: the forms are {FORMS}")
-    return scheme, _SOURCES[scheme], path or None
+    return "a list of items", Source("", open_items), source
 
 
 def open_data(
@@ -170,7 +151,7 @@ def open_data(
             :class:`.base.Dataset`.
         labels: files of labels in the order of the items, or of a table that names items by id or
             name; a column of the source; or the labels themselves, in the order of the items, or
-            by id or name in a dict, a Series or a table (:func:`.attach.with_labels`).
+            by id or name in a dict, a Series or a table (:func:`.labels.labels_of`).
         ids: a file of ids, one per item, a column of the source, or the ids themselves.
         names: a file of names, one per item, a column of the source, or the names themselves.
         read: ``label_column`` and ``id_column`` of a table of labels or of the source; ``vectors``,
@@ -189,92 +170,54 @@ def open_data(
         >>> len(digits), digits.require_labels().n_classes, digits.read(digits.ids[:1])[0].shape
         (1797, 10, (8, 8, 3))
     """
-    option_names = [field.name for field in fields(Options)]
+    names_of_options = [field.name for field in fields(Options)]
     for option in read:
-        if option not in option_names or option in ("with_labels", "name_column"):
-            raise UsageError(unknown(f"option {option!r}", option, option_names))
-    max_bad, keep = read.get("max_bad", 0.01), read.get("keep") or ()
-    if not 0 <= max_bad <= 1:
-        raise UsageError(
-            f"--read max_bad={max_bad}: give a fraction from 0 (none may be bad) to 1 (all may)"
-        )
-    keep = [name.strip() for name in keep.split(",")] if isinstance(keep, str) else list(keep)
-    if any(not name or "." in name or "/" in name for name in keep) or len(set(keep)) < len(keep):
-        raise UsageError(
-            f"--read keep={','.join(keep)}: names of columns are needed, each once, without . and /"
-        )
-    form, opener, opened = _find(source, read.get("image_column"))
-    values = {
-        name: os.fspath(v) if isinstance(v, os.PathLike) else v
-        for name, v in (("labels", labels), ("ids", ids), ("names", names))
+        if option not in names_of_options:
+            raise UsageError(unknown(f"option {option!r}", option, names_of_options))
+    keep = read.get("keep") or ()
+    options = Options(**read | {"keep": keep.split(",") if isinstance(keep, str) else keep})
+    form, opener, opened = _opener(source)
+    beside = {
+        name: os.fspath(value) if isinstance(value, os.PathLike) else value
+        for name, value in (("name", names), ("id", ids), ("label", labels))
+        if value is not None
     }
-    in_memory = not isinstance(opened, str)
-    column_options = {
-        name for name, v in values.items() if opener.columns and _is_column(v, in_memory)
-    }
-    if "labels" in column_options and read.get("label_column"):
-        raise UsageError(
-            f"labels {labels} and label_column {read['label_column']} both name a column: give one"
-        )
-    separate = {
-        name: v for name, v in values.items() if v is not None and name not in column_options
-    }
-    options = Options(**read | {"keep": keep, "with_labels": "labels" not in separate})
-    of_table = {} if "labels" not in separate else {"label_column": None, "id_column": None}
-    columns = {"label_column": "labels", "id_column": "ids", "name_column": "names"}
-    chosen = {option: values[name] for option, name in columns.items() if name in column_options}
-    source_options = replace(options, **of_table | chosen)
-    _check_options(form, opener, source_options)
+    columns: dict[str, Any] = {"label_column": None, "id_column": None, "with_labels": False}
+    columns = columns if "label" in beside else {}
+    for name in [name for name in beside if opener.takes == _TABLE]:
+        text = beside[name] if isinstance(beside[name], str) else "."
+        if not os.path.splitext(text)[1] and not os.path.exists(text):
+            columns |= {f"{name}_column": beside.pop(name), "with_labels": "label" not in beside}
+    source_options = replace(options, **columns)
+    for option in ("label_column", "vectors", "keep", "root", "image_column", "concepts"):
+        if getattr(source_options, option) and option not in opener.takes.split():
+            raise UsageError(f"--read {option} does not apply to {form}")
     dataset = opener.open(opened, source_options)
-    if keep:
-        dataset = dataset.having(
-            "keep", *("\0".join([k, *dataset.texts[k].tolist()]) for k in keep)
-        )
-    if "names" in separate:
-        dataset = with_names(dataset, separate["names"])
-    if "ids" in separate:
-        dataset = with_ids(dataset, separate["ids"])
-    if "labels" in separate:
-        dataset = with_labels(dataset, separate["labels"], options)
-    return dataset if isinstance(source, Dataset) and not separate else _logged(dataset)
+    for name, attach in (("name", _with_names), ("id", _with_ids)):
+        dataset = attach(dataset, beside[name]) if name in beside else dataset
+    if "label" in beside:
+        dataset = _with_labels(dataset, beside["label"], options)
+    is_complete = isinstance(source, Dataset) and not beside
+    return dataset if is_complete else _completed(dataset)
 
 
-def _plain(item: Any) -> Any:
-    """Return a list as an array of numbers, other objects unchanged."""
-    return (
-        np.asarray(item)
-        if isinstance(item, list) and all(isinstance(x, int | float) for x in item)
-        else item
-    )
-
-
-def _is_column(value: Any, in_memory: bool) -> bool:
-    """Return whether a text names a column of the source and no file."""
-    if not isinstance(value, str):
-        return False
-    file = is_url(value) or "/" in value or os.path.splitext(value)[1] or os.path.exists(value)
-    return in_memory or not file
-
-
-def _check_options(form: str, source: Source, options: Options) -> None:
-    """Raise UsageError: an option that a source does not take."""
-    for option in ["label_column", "vectors", "keep", "root", "image_column", "concepts"]:
-        if getattr(options, option) not in (None, [], ()) and option not in source.takes.split():
-            takers = ", ".join(
-                name for name, taker in _SOURCES.items() if option in taker.takes.split()
-            )
-            raise UsageError(f"--read {option} does not apply to {form}: it is for {takers}")
-
-
-def _logged(dataset: Dataset) -> Dataset:
-    """Log what was understood of a data set, and return it."""
+def _completed(dataset: Dataset) -> Dataset:
+    """Complete the fingerprint and the notes of a data set that was opened, and log the notes."""
+    labels = dataset.labels if dataset.labels is not None and dataset.labels.has().any() else None
+    texts = [
+        f"{name}\0" + "\0".join(dataset.texts[name].tolist()) for name in sorted(dataset.texts)
+    ]
+    marks = dataset.ids.tobytes(), "" if labels is None else labels.fingerprint()
+    mark = fingerprint(dataset.fingerprint, *marks, *texts)
+    notes = list(dataset.notes)
     repeated = len(dataset) - len(np.unique(dataset.ids))
-    extra_notes = [f"{repeated:,} of the {len(dataset):,} ids are repeated"] if repeated else []
-    extra_notes += class_notes(dataset.labels) if dataset.labels is not None else []
-    dataset.notes[:] = dict.fromkeys([*dataset.notes, *extra_notes])
-    for note in dataset.notes:
+    if repeated:
+        notes.append(f"{repeated:,} of the {len(dataset):,} ids are repeated")
+    if labels is not None:
+        notes += class_notes(labels)
+    for note in notes:
         log.info("%s: %s", dataset.name, note)
-    return dataset
+    return replace(dataset, fingerprint=mark, labels=labels, notes=notes)
 
 
 def _of_plugin(plugin: Plugin, path: str, o: Options) -> Dataset:
@@ -282,9 +225,136 @@ def _of_plugin(plugin: Plugin, path: str, o: Options) -> Dataset:
     opener = plugin.load()
     with plugin.running(f"open {shown(path)!r}"):
         opened = opener(path)
-    if opened is None or isinstance(opened, str):
-        kind = type(opened).__name__
-        raise plugin.error(f"returns {kind}: a data set, a table or an array is needed")
-    dataset = open_data(opened, max_bad=o.max_bad)
-    dataset.name = f"{plugin.name}:{path}"
-    return dataset
+    return replace(open_data(opened, max_bad=o.max_bad), name=f"{plugin.name}:{path}")
+
+
+# Labels, ids and names beside the data ------------------------------------------------------------
+
+
+def _with_labels(dataset: Dataset, labels: Any, o: Options) -> Dataset:
+    """Return a data set with other labels.
+
+    Args:
+        labels: files of a table or of labels in the order of the items; a table, a dict or a Series
+            by id or name; or values in the order of the items (:func:`.labels.labels_of`).
+
+    Raises:
+        DataError: labels that match no item, are of another number, or cannot be read.
+    """
+    source, column, keys, method = "labels", "its keys", None, "in their order"
+    if isinstance(labels, str):
+        files = files_of(labels)
+        source, labels = files[0].name, _read_labels(files)
+    elif hasattr(labels, "__arrow_c_stream__") and hasattr(labels, "columns"):
+        labels = frame_table(labels)
+    elif hasattr(labels, "index") and hasattr(labels, "items"):  # a Series of pandas
+        is_ordered = labels.index.tolist() == [*range(len(dataset))]
+        labels = labels.tolist() if is_ordered else dict(labels.items())
+    if isinstance(labels, Mapping):
+        keys, labels = list(labels), list(labels.values())
+    elif isinstance(labels, Table):
+        table, columns = labels, list(labels.columns)
+        items = o.id_column or (usual(ITEMS, columns) if len(columns) > 1 else None)
+        candidates = [name for name in columns if name != items]
+        only = columns[0] if len(columns) == 1 else usual(LABELS, candidates)
+        texts = {name: table.texts(name).tolist() for name in candidates if o.label_column is None}
+        if len(texts) > 1 and {*chain(*texts.values())} <= {"0", "1"}:  # a column for each class
+            hot = zip(*texts.values(), strict=True)
+            labels = [[name for name, x in zip(texts, row, strict=True) if x == "1"] for row in hot]
+        else:
+            labels = table.values(table.column(o.label_column or only, "label_column"))
+        if items is None and len(labels) != len(dataset):
+            table.column("id", "id_column")
+        if items is not None:
+            keys, column = table.values(table.column(items, "id_column")).tolist(), repr(items)
+        is_named = keys and o.id_column is None and not WHOLE.fullmatch(_key(keys[0]))
+        if is_named and "name" not in dataset.texts and len(labels) == len(dataset):
+            dataset, keys = _with_names(dataset, keys), None
+    elif o.label_column or o.id_column:
+        raise UsageError(f"--read label_column, id_column: {source} has no columns")
+    if keys is not None:
+        rows, method = _matched(dataset, keys, source, column)
+        labels = [labels[row] if row >= 0 else None for row in rows]
+    attached = labels_of(labels, source)
+    notes = [labels_note(source, attached, method), *dataset.notes[1:]]
+    return replace(dataset, labels=attached, notes=notes)
+
+
+def _read_labels(files: Sequence[Path]) -> Any:
+    """Read labels as a table, a dict by id or name, or values in the order of the items.
+
+    In a text of one per line, a first line with a usual name, or of text above numbers, is a
+    header.
+    """
+    form = file_form(files[0])
+    if files[0].suffix == ".json":
+        with reading(files[0], "JSON of labels"):
+            values = parse_json(read_text(files[0], "JSON of labels"))
+            if isinstance(values, dict) or not any(isinstance(value, dict) for value in values):
+                return values
+    lines = read_text(files[0], "labels").split("\n") if form in ("text", "csv") else [","]
+    first, *following = [line.strip() for line in (lines if lines[-1] else lines[:-1])] or [""]
+    if re.search("[,;\t]", first) and not ROW.fullmatch(first):
+        return open_tables(files)
+    numbers = [bool(ROW.fullmatch(x) or WHOLE.fullmatch(x) or x == "") for x in (first, *following)]
+    is_name = usual(LABELS, [first]) is not None and first not in following
+    has_header = following and (is_name or (all(numbers[1:]) and not numbers[0]))
+    return following if has_header else [first, *following]
+
+
+def _key(value: Any) -> str:
+    """Return an id or a name as text; whole floats are whole numbers."""
+    text = composed(plain_text(value).strip()) if value is not None else ""
+    return text.partition(".")[0] if WHOLE.fullmatch(text) else text
+
+
+_WAYS = {
+    "name": _key,
+    "id": _key,
+    "file name": lambda key: _key(os.path.basename(key)),
+    "name without ending": lambda key: _key(os.path.splitext(os.path.basename(key))[0]),
+}
+"""Ways in which the key of a label may name an item."""
+
+
+def _matched(
+    dataset: Dataset, keys: Sequence[Any], source: str, column: str
+) -> tuple[list[int], str]:
+    """Return the position of the key of each item, -1 if it has none, and how they match."""
+    texts = [_key(key) for key in keys]
+    if repeated := [text for text, count in Counter(texts).items() if count > 1 and text]:
+        raise DataError(
+            f"{source}: {column} {repeated[0]!r} occurs more than once: give each item one line"
+        )
+    names = dataset.texts["name"].tolist() if "name" in dataset.texts else []
+    ids = dataset.ids.tolist()
+    for way, shorten in _WAYS.items():
+        items = list(map(shorten, ids if way == "id" else names))
+        positions = {shorten(text): i for i, text in enumerate(texts) if text}
+        is_unique = way == "id" or len(set(items)) == len(items)
+        if is_unique and not positions.keys().isdisjoint(items):
+            break
+    else:
+        example = f"it has {texts[:1]}, the data {(names or ids)[:1]}"
+        raise DataError(
+            f"{source}: no key of a label in {column} is an id or name of the data ({example})"
+        )
+    unmatched = sorted(positions.keys() - {*items})
+    if way == "id" and unmatched and ids == [*range(len(ids))]:
+        problem = f"{source} has the id {unmatched[0]} in {column}, but the data has no ids"
+        raise DataError(
+            f"{problem}; its items are numbered from 0: give their ids with --read ids=FILE"
+        )
+    count = f" ({len(unmatched):,} rows are of other items)" if unmatched else ""
+    return [positions.get(item, -1) for item in items], f"matched by {way} in {column}{count}"
+
+
+def _with_ids(dataset: Dataset, ids: Any) -> Dataset:
+    ids = read_ids(ids) if isinstance(ids, str) else without_gradient(ids)
+    return replace(dataset, ids=whole_numbers(ids, "ids"))
+
+
+def _with_names(dataset: Dataset, names: str | Sequence[str]) -> Dataset:
+    """Return a data set with other names: the names, or a text with one per line."""
+    names = read_text(local_path(names), "names").splitlines() if isinstance(names, str) else names
+    return replace(dataset, texts=dataset.texts | {"name": as_texts(map(plain_text, names))})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,9 +19,6 @@ from .images import resize_square
 Batch = tuple[NDArray[Any], NDArray[np.bool_]]
 
 
-_CHUNK = 8  # images per thread and step: small enough to balance a batch
-
-
 class Reader:
     """Reads batches by position: features float32 [n, width] or images uint8 [n, 3, image_size,
     image_size].
@@ -32,10 +28,9 @@ class Reader:
     """
 
     def __init__(self, dataset: Dataset, image_size: int) -> None:
-        self.dataset = dataset
-        self.image_size = image_size
+        self.dataset, self.image_size = dataset, image_size
         self.array: NDArray[Any] | None = None
-        self._ok: NDArray[np.bool_] | None = None
+        self._readable = np.ones(len(dataset), bool)
         self._decoders = ThreadPoolExecutor(min(16, os.cpu_count() or 1), "gpq-decode")
         self._ahead = ThreadPoolExecutor(1, "gpq-prefetch")
 
@@ -43,81 +38,61 @@ class Reader:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # After Ctrl-C, do not wait for a batch in progress.
-        self._ahead.shutdown(wait=kind is None, cancel_futures=True)
-        self._decoders.shutdown(wait=kind is None, cancel_futures=True)
+        for executor in (self._ahead, self._decoders):  # after Ctrl-C, batches are not waited for
+            executor.shutdown(wait=kind is None, cancel_futures=True)
 
     def _load(self, rows: NDArray[np.int64]) -> Batch:
-        """The readable items at ``rows`` and a mask. The data set counts the others."""
-        dataset, size = self.dataset, self.image_size
-        if isinstance(dataset, FeatureDataset):
-            return dataset.read(rows), np.ones(len(rows), dtype=bool)
-        out = np.empty((len(rows), 3, size, size), dtype=np.uint8)
-        ok = np.zeros(len(rows), dtype=bool)
+        """Return the readable items at ``rows`` and a mask. The data set counts the others."""
+        if isinstance(self.dataset, FeatureDataset):
+            return self.dataset.read(rows), np.ones(len(rows), bool)
+        # Threads pay, as Pillow releases the interpreter lock.
+        planes = list(self._decoders.map(self._plane, rows.tolist(), chunksize=8))
+        readable = [plane for plane in planes if plane is not None]
+        empty = np.empty((0, 3, self.image_size, self.image_size), np.uint8)
+        mask = np.array([plane is not None for plane in planes], bool)
+        return np.stack(readable) if readable else empty, mask
 
-        def work(start: int) -> None:
-            for j, image in enumerate(dataset.read(rows[start : start + _CHUNK]), start):
-                if image is not None:
-                    out[j] = resize_square(image, size).transpose(2, 0, 1)
-                    ok[j] = True
-
-        # Threads pay, as Pillow releases the interpreter lock; the result does not depend on their
-        # number.
-        list(self._decoders.map(work, range(0, len(rows), _CHUNK)))
-        return (out if ok.all() else out[ok]), ok
+    def _plane(self, row: int) -> NDArray[np.uint8] | None:
+        (image,) = self.dataset.read(np.array([row]))
+        if image is None:
+            return None
+        return np.ascontiguousarray(resize_square(image, self.image_size).transpose(2, 0, 1))
 
     def preload(self) -> bool:
         """Read everything into memory if it fits in 4 GiB; returns whether it did."""
-        n = len(self.dataset)
-        shape: tuple[int, ...] = (3, self.image_size, self.image_size)
-        dtype: np.dtype[Any] = np.dtype(np.uint8)
-        if isinstance(self.dataset, FeatureDataset):
-            shape, dtype = (self.dataset.width,), np.dtype(np.float32)
-        item_bytes = math.prod(shape) * dtype.itemsize
-        if n * item_bytes > 4 << 30:
+        n, dataset = len(self.dataset), self.dataset
+        is_vectors = isinstance(dataset, FeatureDataset)
+        size = 4 * dataset.width if is_vectors else 3 * self.image_size**2
+        if n * size > 4 << 30:
             return False
-        array, readable = np.zeros((n, *shape), dtype), np.zeros(n, bool)
-        block = max(64, (32 << 20) // item_bytes)
-        with stage("reading", n) as reading:
-            for start in range(0, n, block):
-                rows = np.arange(start, min(start + block, n))
-                values, ok = self._load(rows)
-                array[rows[ok]] = values
-                readable[rows] = ok
-                reading.advance(len(rows))
-        self.array, self._ok = array, readable
+        blocks = np.array_split(np.arange(n), max(1, n * size // (32 << 20)))
+        with stage("reading", n) as progress:
+            for rows in blocks:
+                values, self._readable[rows] = self._load(rows)
+                if self.array is None:
+                    self.array = np.zeros((n, *values.shape[1:]), values.dtype)
+                self.array[rows[self._readable[rows]]] = values
+                progress.advance(len(rows))
         return True
 
-    def fetch(self, rows: NDArray[np.int64], *, empty: bool = False) -> Batch:
-        """The readable items at ``rows`` and a mask bool [len(rows)]. Raises DataError: there is
-        none, unless it may be ``empty``.
+    def fetch(self, rows: NDArray[np.int64]) -> Batch:
+        """Return the readable items at ``rows`` and a mask bool [len(rows)]. Raises DataError:
+        there is none.
         """
-        if self.array is None or self._ok is None:
-            values, ok = self._load(rows)
-        else:
-            ok = self._ok[rows]
-            values = self.array[rows[ok]]
-        if len(rows) and not (empty or ok.any()):
+        mask = self._readable[rows]
+        values, mask = self._load(rows) if self.array is None else (self.array[rows[mask]], mask)
+        if len(rows) and not mask.any():
             raise DataError(
                 f"{self.dataset.name}: none of the {len(rows)} items of a batch could be read"
+                f": repair the images"
             )
-        return values, ok
+        return values, mask
 
-    def count_broken(self, rows: NDArray[np.int64]) -> None:
-        """Count broken images found by another process."""
-        new = np.setdiff1d(rows, list(self.dataset.bad))
-        if len(new):
-            self.dataset.read(new)
-
-    def stream(
-        self, batches: Iterable[NDArray[np.int64]], *, empty: bool = False
-    ) -> Iterator[Batch]:
-        """:meth:`fetch` each of ``batches`` of rows, two of them ahead; with ``empty`` all items of
-        a batch may be broken.
-        """
-        coming = (self._ahead.submit(self.fetch, rows, empty=empty) for rows in batches)
-        queue = list(islice(coming, 2))
+    def stream(self, batches: Iterable[NDArray[np.int64]]) -> Iterator[Batch]:
+        """:meth:`fetch` each of ``batches`` of rows, two of them ahead."""
+        futures = (self._ahead.submit(self.fetch, rows) for rows in batches)
+        queue = list(islice(futures, 2))
         while queue:
             batch = queue.pop(0).result()
-            queue += islice(coming, 1)
+            queue += islice(futures, 1)
             yield batch

@@ -1,301 +1,221 @@
-"""Vectors and images of files (``features:``, ``csv:``, ``list:``, ``hf:``), and of tables, arrays
-and lists in memory."""
+"""Vectors and images of tables (files, Hugging Face data sets, data frames), and of arrays and lists
+in memory."""
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import os
+import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import DataError, UsageError, one_line, optional
 from ..files import fingerprint
 from ..inputs import read_text
-from ..progress import stage
 from ..store.hdf5 import Hdf5Array
 from ..store.rows import RowReader
-from .arrays import Matrix, is_hdf5
-from .base import Dataset, FeatureDataset, ImageDataset, digest, features, images
+from .arrays import Matrix
+from .base import Dataset, FeatureDataset, ImageDataset, image_files
 from .images import BrokenImageError, as_array, to_pixels, without_gradient
-from .labels import Labels, labels_note, labels_of
-from .paths import (
-    cache_folder,
-    file_fingerprint,
-    files_of,
-    is_url,
-    natural_order,
-    without_secrets,
-)
+from .labels import Labels, labels_note, labels_of, named
+from .paths import cache_folder, content_of, files_of, local_path, natural_order, without_secrets
 from .tables import (
     FORMS,
+    LABELS,
     PLAIN,
-    Annotations,
     Options,
-    file_form,
+    Table,
     frame_table,
-    in_memory,
     open_tables,
+    table_columns,
     usual,
 )
 
-# Files of vectors ---------------------------------------------------------------------------------
+# Tables -------------------------------------------------------------------------------------------
 
 
-def vector_files(path: str) -> tuple[list[Path], list[Path]]:
-    """Return the files of vectors of a path, a pattern or a folder, and those of metadata.
+def open_table(name: str, table: Table, o: Options, mark: str = "", folder: str = "") -> Dataset:
+    """Open the images below ``folder`` that a column of paths lists, or vectors.
+
+    A column of lists goes before paths of images, and these before columns of numbers.
+    """
+    lists = [column for column in table.of_kind("list") if usual(LABELS, [column]) is None]
+    has_vectors = o.vectors is not None or (lists and o.image_column is None)
+    image = None if has_vectors else table.image_column(o.image_column)
+    has_paths = image is not None and image not in table.of_kind("V")
+    attributes = table.attributes(o, image if has_paths else None)
+    if image is None:
+        matrix, note = table.vectors(o)
+        attributes["notes"] += [note] * (len(table.columns) > 1)
+        mark = mark or fingerprint("table", np.ascontiguousarray(matrix[:]).tobytes())
+        return FeatureDataset(name=name, fingerprint=mark, matrix=matrix, **attributes)
+    listed = table.texts(image).tolist() if has_paths else []
+    paths = [os.path.join(folder, text.replace("\\", "/")) for text in listed]
+    if any(map(os.path.isfile, paths)):
+        return image_files(name, paths, listed, max_bad=o.max_bad, **attributes)
+    if listed:
+        raise DataError(
+            f"{table.source}: none of its {len(paths):,} images exists ({paths[0]}, for one)"
+            f": give their folder with --read root=DIR"
+        )
+    names = attributes["texts"].get("name", range(len(table.images)))
+
+    def fetch(i: int) -> bytes | str:
+        value = table.images[image][i].as_py() or {}
+        encoded = value if isinstance(value, bytes) else value.get("bytes") or value.get("path")
+        if encoded is None:
+            raise BrokenImageError(f"row {i}", "there is no image in this row")
+        return encoded  # type: ignore[no-any-return]
+
+    options = {"paths": [f"{name}!{text}" for text in names], "max_bad": o.max_bad, **attributes}
+    return ImageDataset(name=name, fingerprint=mark, fetch=fetch, **options)
+
+
+def open_files(path: str, o: Options = PLAIN, *, form: str = "features") -> Dataset:
+    """Open files of one table, or a folder of them, as vectors or as images.
 
     A folder holds files of one form, or ``img_emb/`` and ``metadata/`` as clip-retrieval writes
     them.
     """
-    files = files_of(path)
-    if not files[0].is_dir():
-        return files, []
-    root = files[0]
-    vectors = root / "img_emb" if (root / "img_emb").is_dir() else root
-    metadata = vectors.parent / "metadata" if vectors.name == "img_emb" else root / "metadata"
-    parts = [_files_below(folder) for folder in (vectors, metadata)]
-    if not parts[0]:
-        raise DataError(f"{root} contains no files of vectors ({', '.join(FORMS)})")
-    return parts[0], parts[1] if vectors.name == "img_emb" else []
+    files, name, metadata = files_of(path), f"{form}:{without_secrets(path)}", []
+    base = str(files[0].parent) if o.root is None else os.path.expanduser(o.root)
+    if files[0].is_dir():
+        root = files[0].parent if files[0].name == "img_emb" else files[0]
+        vectors = _tables_in(root / "img_emb")
+        metadata = _tables_in(root / "metadata") if vectors else []
+        files = vectors or _tables_in(root)
+    if not files:
+        raise DataError(f"{name} contains no files of vectors ({', '.join(FORMS)})")
+    table, mark = open_tables(files), content_of(files)
+    if "codebooks" in table.columns:
+        return _our_features(name, files[0])
+    if metadata:
+        table.columns = {**open_tables(metadata).columns, **table.columns}
+    if table.of_kind("V") and o.vectors is None:
+        options: dict[str, Any] = {"cache_dir": str(cache_folder() / "datasets")}
+        paths = list(map(str, files))
+        rows = _by_datasets(name, lambda library: library.Dataset.from_parquet(paths, **options))
+        return open_hf(rows, o, name, mark)
+    pixels = table.columns.get("arr_0")
+    if pixels is not None and len(pixels.shape) > 2:
+        return open_array(pixels, o)
+    return open_table(name, table, o, mark, base)
 
 
-def _files_below(folder: Path) -> list[Path]:
+def _tables_in(folder: Path) -> list[Path]:
     """Return the tables of a folder in numeric order, those of a test part last."""
-    nested = [*folder.glob("*"), *folder.glob("data/*")] if folder.is_dir() else []
-    files = [file for file in nested if file.suffix.lower() in FORMS and file.is_file()]
+    files = [file for file in (*folder.glob("*"), *folder.glob("data/*")) if file.suffix in FORMS]
     return sorted(files, key=lambda file: (file.name.startswith("test"), natural_order(file.name)))
 
 
-def open_features(path: str, o: Options = PLAIN) -> Dataset:
-    """Open files of vectors, one or several concatenated; rows are checked when they are read."""
-    files, metadata = vector_files(path)
-    name = f"features:{without_secrets(path)}"
-    table = open_tables(files)
-    if len(files) == 1 and "codebooks" in table.kinds:
-        matrix, annotations = _our_features(files[0])
-    else:
-        if any(kind == "image" for kind in table.kinds.values()) and o.vectors is None:
-            return open_hub_parquet(name, files, o)
-        described = open_tables(metadata) if metadata else table
-        annotations, used = described.annotations(o)
-        matrix, columns = table.vectors(used if described is table else (), o.vectors)
-        annotations.notes += columns
-        if matrix.shape[1:] and matrix.dtype == np.uint8 and len(matrix.shape) > 2:
-            return open_array(matrix[:], o)
-    marks = [file_fingerprint(file) for file in files]
-    content = marks[0] if len(marks) == 1 else fingerprint("several", *marks)
-    return features(name, matrix, annotations, content)
-
-
-def _our_features(path: Path) -> tuple[Matrix, Annotations]:
+def _our_features(name: str, path: Path) -> FeatureDataset:
     """Return the rows of a ``features.h5``, whose labels are packed."""
     with RowReader(path, kind="features") as reader:
-        packed, known = reader.labels, Annotations(None, np.asarray(reader.ids), reader.texts())
-        if packed is not None:
-            known.labels = Labels(np.asarray(packed), reader.header.class_names)
-            known.notes[0] = labels_note(path.name, known.labels, "as encoded")
-    return Hdf5Array(path, "features"), known
+        attributes: dict[str, Any] = {"ids": np.asarray(reader.ids), "texts": reader.texts()}
+        if reader.labels is not None:
+            attributes["labels"] = Labels(np.asarray(reader.labels), reader.header.class_names)
+            attributes["notes"] = [labels_note(path.name, attributes["labels"], "as encoded")]
+    matrix, mark = Hdf5Array(path, "features"), content_of([path])
+    return FeatureDataset(name=name, fingerprint=mark, matrix=matrix, **attributes)
 
 
-def open_frame(source: Any, o: Options = PLAIN) -> FeatureDataset:
-    """Open vectors in a table in memory that has Arrow's interface."""
-    table = frame_table(source)
-    annotations, used = table.annotations(o)
-    matrix, columns = table.vectors(used, o.vectors)
-    annotations.notes += columns
-    return features(type(source).__name__, matrix, annotations)
+def open_frame(source: Any, o: Options = PLAIN) -> Dataset:
+    """Open vectors or paths of images in a table in memory that has Arrow's interface."""
+    return open_table(type(source).__name__, frame_table(source), o, folder=o.root or "")
+
+
+def open_list(path: str, o: Options = PLAIN) -> Dataset:
+    """Open a text with lines of a path and 0/1 labels, one class number (-1 is unlabelled), or
+    nothing."""
+    file = files_of(path)[0]
+    text = read_text(file, "a list of images")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    labels = [re.sub(r".*?((\s+-?\d+)*)$", r"\1", line, count=1) for line in lines]
+    listed = [line.removesuffix(label) for line, label in zip(lines, labels, strict=True)]
+    widths = sorted({len(label.split()) for label in labels})
+    if len(widths) != 1 or (widths[0] > 1 and not {*" ".join(labels).split()} <= {"0", "1"}):
+        problem = f"{file} has lines with {', '.join(map(str, widths)) or 'no'} numbers"
+        raise DataError(
+            f"{problem}: a path and 0 or 1 for each class, or a class number, are needed"
+        )
+    columns: dict[str, Matrix] = {"image": np.array(listed)}
+    columns |= {"label": np.array(labels)} if widths[0] else {}
+    base = str(file.parent) if o.root is None else os.path.expanduser(o.root)
+    options = replace(o, image_column="image")
+    return open_table(f"list:{path}", Table(str(file), columns), options, folder=base)
+
+
+def open_image(path: str, o: Options = PLAIN) -> ImageDataset:
+    """Open an image file as a data set of one item."""
+    return image_files(without_secrets(path), [str(local_path(path))], [path], max_bad=0.0)
 
 
 # Hugging Face -------------------------------------------------------------------------------------
 
 
-def open_hub_parquet(name: str, files: Sequence[Path], o: Options) -> Dataset:
-    """Open Parquet files with images, which ``datasets`` copies to the cache folder as Arrow."""
-    datasets = import_datasets(name)
-    try:
-        paths = [str(file) for file in files]
-        rows = datasets.Dataset.from_parquet(paths, cache_dir=str(cache_folder() / "datasets"))
-        for column, kind in rows.features.items():
-            of_bytes = isinstance(kind, dict) and "bytes" in kind
-            if of_bytes or getattr(kind, "dtype", "") in ("binary", "large_binary"):
-                rows = rows.cast_column(column, datasets.Image())
-    except Exception as error:  # from pyarrow, or datasets
-        raise DataError(f"{name} cannot be read by datasets ({one_line(error)})") from None
-    return open_hf(rows, o, name)
-
-
-def import_datasets(name: str) -> Any:
-    """Import ``datasets``. Raises DataError: it is not installed."""
+def _by_datasets(name: str, load: Callable[[Any], Any]) -> Any:
+    """Return what ``load`` gets from the library ``datasets``. Raises DataError: it fails."""
     remedy = f"reading {name} needs the package datasets: pip install 'gpq-faiss[train]'"
     datasets = optional("datasets", remedy, DataError)
     datasets.disable_progress_bars()
-    return datasets
-
-
-def open_hf(source: Any, o: Options = PLAIN, name: str = "") -> Dataset:
-    """Open images or vectors of a ``Dataset`` or ``DatasetDict`` of ``datasets``, or of a folder
-    that ``save_to_disk`` wrote: all parts, test parts last."""
-    folder, notes = isinstance(source, str), []
-    name = name or (f"hf:{source}" if folder else type(source).__name__)
-    datasets = import_datasets(name)
     try:
-        rows = datasets.load_from_disk(str(Path(source).expanduser())) if folder else source
-        if isinstance(rows, datasets.DatasetDict) and rows:
-            parts = sorted(rows, key=lambda chunk: (chunk.lower() == "test", chunk))
-            notes.append(f"parts: {', '.join(parts)}")
-            rows = datasets.concatenate_datasets([rows[chunk] for chunk in parts])
-        if isinstance(rows, datasets.Dataset):
-            data = rows.data.table if rows._indices is None else rows.with_format("arrow")[:]
-            data.validate(full=True)  # Arrow checks neither offsets nor UTF-8 where it reads
+        return load(datasets)
     except Exception as error:  # from pyarrow, json, or datasets
-        raise DataError(
-            f"{name} is not a data set that save_to_disk wrote, "
-            f"or it is damaged ({one_line(error)})"
-        ) from None
-    if not isinstance(rows, datasets.Dataset):
-        raise DataError(f"{name}: {type(rows).__name__} cannot be read by position: give a Dataset")
-    kinds = {column: getattr(kind, "feature", kind) for column, kind in rows.features.items()}
-    named = {c: kind.names for c, kind in kinds.items() if getattr(kind, "names", None)}
-    table = in_memory(name, data)
-    table.class_names = named
-    pictures = (
-        [] if o.vectors else [n for n, kind in kinds.items() if type(kind).__name__ == "Image"]
-    )
-    image = (
-        o.image_column
-        or usual(("image",), pictures)
-        or (pictures[0] if len(pictures) == 1 else None)
-    )
-    if image is not None and image not in pictures:
-        known = ", ".join(pictures) or "none"
-        raise DataError(f"--read image_column={image}: no column of images (there are: {known})")
-    annotations, used = table.annotations(o)
-    if image is None:
-        matrix, columns = table.vectors(used, o.vectors)
-        annotations.notes += [*notes, *columns]
-        dataset: Dataset = features(name, matrix, annotations, "")
-    else:
-        annotations.notes += notes
-        names = [f"row {i}" for i in range(len(rows))]
-        names = annotations.texts["name"].tolist() if "name" in annotations.texts else names
+        reason = one_line(error.__cause__ or error)
+        raise DataError(f"{name} cannot be read by datasets ({reason})") from None
 
-        def fetch(i: int) -> bytes | str:
-            value = data[image][i].as_py() or {}
-            if value.get("bytes") is not None:
-                return bytes(value["bytes"])
-            if value.get("path") and not folder:  # a path in a folder from elsewhere is not opened
-                return str(value["path"])
-            raise BrokenImageError(f"row {i}", "there is no image in this row")
 
-        paths = [f"{name}!{text}" for text in names]
-        dataset = images(name, "hf", names, paths, annotations, o.max_bad, fetch=fetch)
-    marks = [file_fingerprint(Path(file["filename"])) for file in rows.cache_files]
-    marks += [rows._fingerprint, annotations.mark()]
-    dataset.fingerprint = fingerprint("hf", *marks, dataset.ids.tobytes())
+def open_webdataset(path: str, o: Options = PLAIN) -> Dataset:
+    """Open WebDataset shards, which ``datasets`` copies to the cache folder as Arrow.
+
+    Names are the keys. Labels are in ``.cls`` or a field of ``.json``; captions are no labels.
+    """
+    files, name = files_of(path), f"webdataset:{without_secrets(path)}"
+    options: dict[str, Any] = {"data_files": {"train": list(map(str, files))}, "split": "train"}
+    options["cache_dir"] = str(cache_folder() / "datasets")
+    rows = _by_datasets(name, lambda library: library.load_dataset("webdataset", **options))
+    if len(rows.features) == 3 and len({*map(os.path.dirname, rows["__key__"])}) > 1:
+        raise DataError(f"{name} holds folders of images alone: extract it, and give the folder")
+    return open_hf(rows, o, name, content_of(files))
+
+
+def open_hf(source: Any, o: Options = PLAIN, name: str = "", mark: str = "") -> Dataset:
+    """Open images or vectors of a ``Dataset`` or ``DatasetDict`` of ``datasets``, or of a folder
+    that ``save_to_disk`` wrote: all splits, test splits last."""
+    name, notes = name or f"hf:{source if isinstance(source, str) else type(source).__name__}", []
+    if isinstance(source, str):
+        folder = os.path.expanduser(source)
+        source = _by_datasets(name, lambda library: library.load_from_disk(folder))
+    if isinstance(source, dict):
+        splits = sorted(source, key=lambda split: (split.lower() == "test", split))
+        notes = [f"splits: {', '.join(splits)}"]
+        parts = [source[split] for split in splits]
+        source = _by_datasets(name, lambda library: library.concatenate_datasets(parts))
+    if not hasattr(source, "data"):
+        raise DataError(f"{name} cannot be read by position: give a Dataset")
+    data = source.data.table if source._indices is None else source.with_format("arrow")[:]
+    for column in data.schema:
+        if column.name == "json":  # of a WebDataset
+            for field, values in zip(column.type, data["json"].flatten(), strict=True):
+                data = data.append_column(field, values)
+    table = Table(name, table_columns(name, data))
+    for column, kind in source.features.items():
+        if class_names := getattr(getattr(kind, "feature", kind), "names", None):
+            values = [named(value, class_names) for value in table.values(column).tolist()]
+            table.columns[column] = np.fromiter(values, object)
+    files = [file["filename"] for file in source.cache_files]
+    mark = mark or fingerprint(content_of(files), source._fingerprint)
+    table.images = data
+    dataset = open_table(name, table, o, mark, o.root or "")
+    dataset.notes += notes
     return dataset
 
 
-# Tables and lists of paths of images --------------------------------------------------------------
-
-
-def open_listed(path: str, o: Options = PLAIN, *, form: str) -> Dataset:
-    """Open images of a text list (``form`` ``list``), or of a table with a column of paths.
-
-    Relative paths are below ``root`` or the folder of the list; back-slashes are converted.
-    """
-    if is_url(path) and o.root is None:
-        raise UsageError(
-            f"{without_secrets(path)}: where are its images? Give their folder: --read root=DIR"
-        )
-    files = files_of(path)
-    base = files[0].parent if o.root is None else Path(o.root).expanduser()
-    if form == "list" or (form != "csv" and file_form(files[0]) == "text"):
-        listed, annotations = _list(files[0])
-    else:
-        table = open_tables(files)
-        image = table.image_column(o.image_column) or table.check("image", "--read image_column")
-        listed = [str(value or "") for value in table.values(image)]
-        if "" in listed or not listed:
-            message = (
-                f"no path in row {listed.index('')} of column {image!r}" if listed else "no rows"
-            )
-            raise DataError(f"{files[0]} has {message}: paths of images are needed")
-        annotations = table.annotations(o, image)[0]
-    paths = [os.path.join(base, name.replace("\\", "/")) for name in listed]
-    if not any(map(os.path.exists, paths)):
-        raise DataError(
-            f"{files[0]}: "
-            f"none of its {len(paths):,} images exists ({paths[0]}, for one)"
-            f": give their folder with --read root=DIR"
-        )
-    name = f"{form}:{without_secrets(path)}"
-    return images(name, "image files", listed, paths, annotations, o.max_bad)
-
-
-def read_lines(path: Path, message: str) -> list[tuple[int, str]]:
-    """Return the non-blank lines of a text with their numbers from 1.
-
-    ``message`` names its content in errors.
-
-    Raises DataError: missing, empty or not text.
-    """
-    text = read_text(path, message)
-    lines = [(i, line.strip()) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
-    if not lines or "\0" in text:
-        raise DataError(f"{path} is empty or not a text: {message} was expected")
-    return lines
-
-
-def _labels_in(line: str) -> list[str]:
-    """Return the labels at the end of a line: 0/1 values, or one class number."""
-    tokens = line.split()[1:]
-    ones = list(itertools.takewhile({"0", "1"}.__contains__, reversed(tokens)))
-    return ones[::-1] or [token for token in tokens[-1:] if token.removeprefix("-").isdecimal()]
-
-
-def _list(file: Path) -> tuple[list[str], Annotations]:
-    """Read lines of a path and 0/1 labels, one class number (-1 is unlabelled), or nothing.
-
-    Class names are those of ``classes.txt`` beside the list.
-    """
-    file_form(file)
-    lines = read_lines(file, "a list of images")
-    columns = len(_labels_in(lines[0][1]))
-    if not columns:
-        return [line for _, line in lines], Annotations()
-    values: list[list[int]] = []
-    for number, line in lines:
-        labels = _labels_in(line) if columns > 1 else _labels_in(line)[-1:]
-        if len(labels) != columns or len(labels[0]) > 18:
-            message = f"{columns} labels of 0 or 1" if columns > 1 else "one class number"
-            raise DataError(
-                f"{file} line {number}: {message} "
-                f"expected as in line {lines[0][0]}"
-                f", not {line[-60:]!r}"
-            )
-        values.append([int(text) for text in labels])
-    names_file = file.parent / "classes.txt"
-    classes = (
-        [name for _, name in read_lines(names_file, "class names")]
-        if names_file.is_file()
-        else None
-    )
-    parsed = labels_of(np.array(values), str(file), class_names=classes)
-    known = Annotations(parsed, notes=[labels_note(file.name, parsed, "at the end of its lines")])
-    listed = [line.rsplit(maxsplit=columns)[0] for _, line in lines]
-    return listed, known if parsed.has().any() else Annotations()
-
-
 # Arrays, tensors, lists and map-style data sets of torch ------------------------------------------
-
-_SAMPLED = 64
-"""Items whose content is hashed for a fingerprint."""
 
 
 def open_array(values: Any, o: Options = PLAIN) -> Dataset:
@@ -303,17 +223,17 @@ def open_array(values: Any, o: Options = PLAIN) -> Dataset:
 
     Raises DataError: neither vectors nor images.
     """
-    array = as_array(values[:] if is_hdf5(values) else values, "the array")
-    if array.ndim == 2:
-        return features("array", array, Annotations())
+    array = as_array(values[:], "the array")
+    mark = fingerprint("array", str(array.shape), np.ascontiguousarray(array).tobytes())
+    if array.ndim < 3:
+        return FeatureDataset(name="array", fingerprint=mark, matrix=array)
     planes = array.ndim == 4 and array.shape[3] != 3 and array.shape[1] == 3
     pixels = array.transpose(0, 2, 3, 1) if planes else array
-    if pixels.dtype != np.uint8 or pixels.ndim < 3 or pixels.shape[3:] not in ((), (3,)):
+    if pixels.dtype != np.uint8 or pixels.shape[3:] not in ((), (3,)):
+        problem = f"array is {array.dtype} {list(array.shape)}"
         raise DataError(
-            f"array is {array.dtype} {list(array.shape)}: "
-            "images are uint8 [N, H, W(, 3)], vectors are numbers [N, width]"
+            f"{problem}: images are uint8 [N, H, W(, 3)], vectors are numbers [N, width]"
         )
-    mark = fingerprint("array", digest(array), str(pixels.shape))
     return ImageDataset(name="array", fingerprint=mark, pixels=pixels)
 
 
@@ -327,10 +247,9 @@ def _targets(source: Any) -> tuple[Any, Any]:
         return None if targets is None else np.asarray(targets)[list(source.indices)], classes
     if hasattr(source, "datasets"):
         targets, classes = zip(*map(_targets, source.datasets), strict=True)
-        known = not any(values is None for values in targets)
-        if any(names != classes[0] for names in classes):
-            raise DataError("the data sets that are joined have different classes: give labels")
-        return np.concatenate(list(map(np.asarray, targets))) if known else None, classes[0]
+        if any(names != classes[0] for names in classes) or any(t is None for t in targets):
+            raise DataError("the joined data sets have unlike classes, or no targets: give labels")
+        return np.concatenate(list(map(np.asarray, targets))), classes[0]
     targets, classes = getattr(source, "targets", None), getattr(source, "classes", None)
     return without_gradient(targets), classes
 
@@ -342,50 +261,34 @@ def open_items(source: Any, o: Options = PLAIN) -> ImageDataset:
     They are read on demand, by one thread at a time, so the source must return the same image each
     time. Labels are its ``targets``, else in the items, which are then all read.
     """
-    name = type(source).__name__
+    name, lock = type(source).__name__, threading.Lock()
     if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
         raise UsageError(f"{name} has no access by index: a data set with len() and [i] is needed")
-    n, lock = len(source), threading.Lock()
-    if not n:
-        raise DataError(f"{name} has no items")
 
-    def item(i: int) -> tuple[Any, Any]:
+    def item(i: int) -> Any:
         try:
             with lock:
                 value = source[i]
         except Exception as error:  # any error of the source
             raise BrokenImageError(f"item {i}", one_line(error)) from None
-        pair = isinstance(value, tuple | list) and len(value) == 2
-        return (value[0], value[1]) if pair else (value, None)
+        return value if isinstance(value, tuple | list) and len(value) == 2 else (value, None)
 
-    def fetch(i: int) -> NDArray[np.uint8]:
-        try:
-            return to_pixels(item(i)[0], f"item {i}")
-        except DataError as error:
-            reason = getattr(error, "why", str(error).removeprefix(f"item {i}: "))
-            raise BrokenImageError(f"item {i}", reason) from None
-
-    annotations = Annotations()
-    if o.with_labels:
-        targets, classes = _targets(source)
-        if targets is None:
-            targets = [None] * n
-            with stage("reading labels", n) as reading:
-                for i in range(n):
-                    with contextlib.suppress(
-                        BrokenImageError
-                    ):  # counted when it is read as an image
-                        targets[i] = without_gradient(item(i)[1])
-                    reading.advance()
-        if any(target is not None for target in targets):
-            annotations.labels = labels_of(targets, "labels", n, classes)
-            annotations.notes[0] = labels_note(name, annotations.labels, "in its items")
-    names = [f"item {i}" for i in range(n)]
-    dataset = images(name, "items", names, names, annotations, o.max_bad, fetch=fetch)
-    sampled = np.unique(np.linspace(0, n - 1, num=min(_SAMPLED, n)).astype(np.int64))
-    pixels, again = dataset.read(sampled), dataset.read(sampled[:1])[0]
-    if pixels[0] is not None and (again is None or not np.array_equal(pixels[0], again)):
-        raise DataError(f"{name}: item 0 differs at each read: leave out random transforms")
-    digests = [b"" if x is None else bytes.fromhex(digest(x)) for x in pixels]
-    dataset.fingerprint = fingerprint("items", str(n), *digests, annotations.mark())
-    return dataset
+    paths = [f"item {i}" for i in range(len(source))]
+    targets, classes = _targets(source)
+    if targets is None and o.with_labels:
+        targets = [item(i)[1] for i in range(len(paths))]
+    labels = Labels.from_ids(targets, classes) if classes else labels_of(targets or [], "labels")
+    notes = [labels_note(name, labels, "in its items")]
+    dataset = ImageDataset(
+        name=name,
+        fingerprint=fingerprint("items", *paths[-1:]),
+        paths=paths,
+        fetch=lambda i: to_pixels(item(i)[0], f"item {i}"),
+        max_bad=o.max_bad,
+        **({"labels": labels, "notes": notes} if o.with_labels else {}),
+    )
+    if not paths:
+        raise DataError(f"{name} has no items")
+    sample = np.unique(np.linspace(0, len(paths) - 1, num=64).astype(np.int64))
+    contents = [b"" if image is None else image.tobytes() for image in dataset.read(sample)]
+    return replace(dataset, fingerprint=fingerprint("items", str(len(paths)), *contents))

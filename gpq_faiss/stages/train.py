@@ -17,10 +17,9 @@ from typing import Any
 import torch
 
 from ..config import Config, preset, to_dict, validate
-from ..data.base import Dataset
+from ..data.base import Dataset, typical_scale
 from ..data.open import open_data
 from ..data.protocols import Split, make_split
-from ..data.scale import typical_scale
 from ..errors import DataError, OutputExistsError, UsageError
 from ..faissio.model import read_description
 from ..files import check_output, fingerprint, unfinished, versions

@@ -14,10 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from gpq_faiss.data.base import images
+from gpq_faiss.data.base import image_files
 from gpq_faiss.data.images import decode_image, resize_square, to_images, to_vectors
 from gpq_faiss.data.reader import Reader
-from gpq_faiss.data.tables import Annotations
 from gpq_faiss.errors import DataError
 
 
@@ -111,9 +110,9 @@ BAD_BYTES = [
     (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
     (encoded(random_rgb(40, 40), "JPEG")[:300], "cannot be decoded"),
     (encoded(random_rgb(40, 40))[:900], "cannot be decoded"),
-    (encoded(Image.new("RGB", (1, 9))), "1 x 9 pixels"),
+    (encoded(Image.new("RGB", (1, 9))), "1 x 9 pixels: at least 2 x 2"),
     (encoded(np.ones((4, 4), dtype=np.float32), "TIFF"), "32-bit"),
-    (png_of(8192, 8193), "8192 x 8193 pixels are more than the 67,108,864 allowed"),
+    (png_of(8192, 8193), "8192 x 8193 pixels: .* at most 67,108,864 are allowed"),
     (png_of(50_000, 50_000), "exceeds limit"),
     (png_of(0xFFFFFFF, 0xFFFFFFF), "exceeds limit"),
     (png_of(1000, 1000), "cannot be decoded"),
@@ -130,7 +129,7 @@ BAD_BYTES = [
         (
             partial(decode_image, max_pixels=34),
             encoded(PIXELS),
-            "7 x 5 pixels are more than the 34 allowed",
+            "7 x 5 pixels: .* at most 34 are allowed",
         ),
         *[(partial(to_images, size=8), bad, why) for bad, why in NO_IMAGES],
         *[
@@ -235,8 +234,7 @@ def files(folder, n=40, broken=()):
         (folder / name).write_bytes(
             b"broken" if i in broken else encoded(random_rgb(6 + i % 3, 8, i))
         )
-    known = Annotations(ids=np.arange(n) + 100)
-    return images("here", "image files", names, [str(folder / n) for n in names], known, 0.5)
+    return image_files("images", [str(folder / name) for name in names], names, max_bad=0.5)
 
 
 def test_batches_equal_one_by_one(tmp_path):

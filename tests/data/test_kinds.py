@@ -15,18 +15,17 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
-import scipy.io
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from image_files import png, put, refused, save, shard
-from safetensors.numpy import save_file
 from torch.utils.data import ConcatDataset, Subset, random_split
 from torchvision.datasets import ImageFolder
 
+from gpq_faiss.data.base import scale_of, scale_warning
+from gpq_faiss.data.images import decode_image
 from gpq_faiss.data.labels import labels_of
 from gpq_faiss.data.open import open_data
-from gpq_faiss.data.scale import scale_of, scale_warning
 
 N = 12
 X = np.random.default_rng(0).standard_normal((N, 8)).astype(np.float32) + 2
@@ -172,11 +171,11 @@ def test_names_match_without_folder_and_ending(folder):
 SHIFTED = {
     "ids.csv": (
         "id,label\n" + "".join(f"{i + 1},{c}\n" for i, c in enumerate(CLASSES)),
-        "ids from 1 to 12",
+        "has the id 12 in 'id', but the data has no ids",
     ),
-    "named.txt": ("label\n" + "\n".join(CLASSES[1:]), "a header .'label'. and 11 labels"),
-    "numbers.txt": ("Art\n" + "\n".join(map(str, Y[1:])), "a header .'Art'. and 11 labels"),
-    "more.txt": ("\n".join([*CLASSES, "c0"]), "13 lines of labels, the data has 12"),
+    "named.txt": ("label\n" + "\n".join(CLASSES[1:]), "11 labels, features:x.npy has 12 items"),
+    "numbers.txt": ("Art\n" + "\n".join(map(str, Y[1:])), "11 labels, features:x.npy has 12 items"),
+    "more.txt": ("\n".join([*CLASSES, "c0"]), "13 labels, features:x.npy has 12 items"),
 }
 
 
@@ -187,7 +186,7 @@ def test_labels_of_neighbours_are_refused(folder, name):
 
 
 def test_series_of_other_rows_is_refused():
-    refused(X, "index of the Series", labels=pd.Series(CLASSES * 2)[::2])
+    refused(X, "has the id 12 in its keys", labels=pd.Series(CLASSES * 2)[::2])
 
 
 def test_whole_floats_are_ids(folder):
@@ -212,11 +211,13 @@ FOREIGN = {
     "a.png": (png(0), "is an image"),
     "a.xlsx": (zipped("xl/workbook.xml"), "is an Excel sheet"),
     "a.pt": (zipped("archive/data.pkl"), "is a PyTorch file"),
-    "a.zip": (zipped("a.txt"), "is a zip archive"),
+    "a.zip": (zipped("a.txt"), "is a zip archive: extract it"),
     "a.db": (b"SQLite format 3\0", "is an SQLite database"),
     "a.faiss": (b"IxM2" + bytes(40), "is a Faiss index"),
-    "a.csv.gz": (b"\x1f\x8b" + bytes(40), "is an archive"),
-    "a.bin": (bytes(100), "of no known form"),
+    "a.csv.gz": (b"\x1f\x8b" + bytes(40), "is compressed: extract it"),
+    "a.safetensors": (b"x", "is a .safetensors file: save it as"),
+    "a.mat": (b"MATLAB 5.0", "is a MATLAB file: save its arrays"),
+    "a.bin": (bytes(100), "is a .bin file: save it as"),
 }
 
 
@@ -234,8 +235,6 @@ def fvecs(path):
 
 MORE_VECTORS = {
     "v.fvecs": fvecs,
-    "v.safetensors": lambda path: save_file({"embeddings": X, "labels": Y}, path),
-    "v.mat": lambda path: scipy.io.savemat(path, {"X": X, "labels": Y[None]}),
     "v.feather": lambda path: pa.feather.write_feather(pa.table({"v": list(X)}), path),
     "v.csv": lambda path: pd.DataFrame(X).add_prefix("f").to_csv(path),
     "bare.csv": lambda path: np.savetxt(path, X, delimiter=","),
@@ -250,7 +249,7 @@ def test_more_files_of_vectors(folder, name):
     data = open_data(name)
     np.testing.assert_allclose(data.read(slice(None)), X, rtol=1e-6)
     if name == "price.parquet":
-        assert "vectors are the 8 columns 'f0' to 'f7'; 'price' left out" in data.notes
+        assert "vectors are the 8 columns 'f0' to 'f7'" in data.notes
 
 
 def test_patterns_choose_columns_of_vectors(folder):
@@ -300,17 +299,38 @@ def test_images_in_parquet_and_in_clones_of_hubs(folder):
         assert (classes(data), data.read(slice(0, 1))[0].shape) == (["a", "b"] * 2, (4, 4, 3))
 
 
+def samples(folder, **texts):
+    """Six images of a WebDataset, each with a text per extension."""
+    members = {f"{i}.png": png(i) for i in range(6)}
+    members |= {
+        f"{i}.{e}": t.replace("I", str(i)).encode() for i in range(6) for e, t in texts.items()
+    }
+    return shard(folder / "a.tar", dict(sorted(members.items())))
+
+
 def test_captions_are_no_labels_unless_named(folder):
-    members = {}
-    for i in range(6):
-        members |= {
-            f"{i}.png": png(i),
-            f"{i}.txt": f"caption {i}".encode(),
-            f"{i}.json": b'{"url": "u"}',
-        }
-    source = shard(folder / "a.tar", members)
+    source = samples(folder, txt="caption I", json='{"url": "u", "key": "I"}')
     assert open_data(source).labels is None
-    assert open_data(source, label_column="txt").labels.n_classes == 6
+    data = open_data(source, label_column="txt", keep="url")
+    assert (data.labels.n_classes, data.texts["url"][0], data.texts["name"][1]) == (6, "u", "1")
+
+
+def test_labels_and_images_of_shards(folder):
+    for texts in (
+        {"json": '{"label": I}'},
+        {"cls": "I"},
+        {"json": '{"x": {"y": 1}, "class": "I"}'},
+    ):
+        for source in (samples(folder, **texts), "a.tar"):
+            data = open_data(source)
+            assert classes(data) == list("012345")
+            np.testing.assert_array_equal(data.read(slice(3, 4))[0], decode_image(png(3)))
+
+
+def test_archives_of_folders_are_refused_with_the_remedy(folder):
+    shard(folder / "f.tar", {f"c{i % 2}/{i}.png": png(i) for i in range(6)})
+    refused("f.tar", "extract it, and give the folder")
+    refused("folder:f.tar", "extract it, and give the folder")
 
 
 # Objects ------------------------------------------------------------------------------------------

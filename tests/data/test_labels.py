@@ -66,8 +66,8 @@ def memory(x, **more):
             "label 3 at row 1 is out of range: .* 2 classes",
         ),
         (lambda: Labels.from_ids(np.array([2**63], np.uint64)), "at most 65,535"),
-        (lambda: Labels.from_ids(np.array([0.5])), "float64"),
-        (lambda: Labels.from_ids([0], ["a", "a"]), "'a' is given twice"),
+        (lambda: Labels.from_ids(np.array([0.5])), "label 0.5 at row 0 is out of range"),
+        (lambda: Labels.from_ids([0], ["a", "a"]), "'a' is named twice"),
         (
             lambda: Labels.from_multihot(np.array([[0, 1], [0, np.nan], [2, 0]])),
             "other than 0 and 1 at rows 1, 2",
@@ -76,7 +76,6 @@ def memory(x, **more):
         (lambda: Labels.from_multihot(np.zeros((2, 2)), ["a", "b", "c"]), "3 class names"),
         (lambda: Labels.from_multihot(np.zeros((1, 65_536), np.uint8)), "65,536 different labels"),
         (lambda: Labels.from_multihot(np.ones((3, 2))).class_ids(), "rows 0, 1, 2 have several"),
-        (lambda: Labels.from_names([(), ()]), "no item has a label"),
         (lambda: memory(BAD, labels=Labels.from_ids([0, 1])), "2 labels, m has 20 items"),
         (lambda: memory(BAD).require_labels(), "no item has a label"),
         (lambda: memory(BAD).read(slice(5, 9)), "m: row 7 holds NaN or infinity"),
