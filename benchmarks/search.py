@@ -83,7 +83,16 @@ def trained(models: Path, name: str) -> Path:
         source = require_data(data_path(data), "", "features")
         out.mkdir(parents=True, exist_ok=True)
         x, model, items = source / "features.npy", out / "model", out / "items.npy"
-        options = ["--preset", preset, "--bits", bits, "--labelled", labelled, "--set", "training.seed=0"]
+        options = [
+            "--preset",
+            preset,
+            "--bits",
+            bits,
+            "--labelled",
+            labelled,
+            "--set",
+            "training.seed=0",
+        ]
         options += ["--labels", source / "labels.npy", "--overwrite", "--out", model]
         gpq("train", f"features:{x}", *options)
         split, features = load_split(model / "split.json"), np.load(x, allow_pickle=False)
