@@ -304,15 +304,15 @@ def _read_labels(files: Sequence[Path]) -> Any:
 
 def _key(value: Any) -> str:
     """Return an id or a name as text; whole floats are whole numbers."""
-    text = composed(plain_text(value).strip()) if value is not None else ""
-    return text.partition(".")[0] if WHOLE.fullmatch(text) else text
+    text = composed((value if isinstance(value, str) else plain_text(value)).strip())
+    return text.partition(".")[0] if "." in text and WHOLE.fullmatch(text) else text
 
 
-_WAYS: dict[str, Callable[[Any], str]] = {
-    "name": _key,
-    "id": _key,
-    "file name": lambda key: _key(os.path.basename(key)),
-    "name without ending": lambda key: _key(os.path.splitext(os.path.basename(key))[0]),
+_WAYS: dict[str, Callable[[str], str]] = {
+    "name": str,
+    "id": str,
+    "file name": os.path.basename,
+    "name without ending": lambda key: os.path.splitext(os.path.basename(key))[0],
 }
 """Ways in which the key of a label may name an item."""
 
@@ -326,11 +326,11 @@ def _matched(
         raise DataError(
             f"{source}: {column} {repeated[0]!r} occurs more than once: give each item one line"
         )
-    names = dataset.texts["name"].tolist() if "name" in dataset.texts else []
+    names = list(map(_key, dataset.texts["name"].tolist())) if "name" in dataset.texts else []
     ids = dataset.ids.tolist()
     for way, shorten in _WAYS.items():
-        items = list(map(shorten, ids if way == "id" else names))
-        positions = {shorten(text): i for i, text in enumerate(texts) if text}
+        items = list(map(str, ids)) if way == "id" else list(map(shorten, names))
+        positions = {shorten(text): i for i, text in enumerate(texts) if text} if items else {}
         is_unique = len(positions) == len(texts) - texts.count("")
         is_unique &= way == "id" or len(set(items)) == len(items)
         if is_unique and not positions.keys().isdisjoint(items):

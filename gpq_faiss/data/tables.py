@@ -358,18 +358,28 @@ def arrow_columns(source: str, data: Any) -> dict[str, Matrix]:
     schema = data.schema
     if any({*part.physical_schema.names} != {*schema.names} for part in data.get_fragments()):
         raise DataError(f"{source} and another file do not fit: their columns differ")
-    n, head = data.count_rows(), data.head(1, batch_size=1)
+    n, head = data.count_rows(), next(_scan(data, schema.names, 1), None)
     columns: dict[str, Matrix] = {}
     for name, arrow_type in zip(schema.names, schema.types, strict=True):
         kind = next(kind for kind, form in _TYPES.items() if re.match(form, str(arrow_type)))
         values = functools.partial(_values, source, data, name)
         if kind == "list":
-            shape = n, len(head[name][0].as_py() or ()) if n else 0
+            shape = n, 0 if head is None else len(head[name][0].as_py() or ())
             rows = functools.cache(functools.partial(_rows, source, data, name, shape))
             columns[name] = ListColumn(shape, rows, np.dtype("f4"), values)
         else:
             columns[name] = LazyArray((n,), values, np.dtype(kind))
     return columns
+
+
+def _scan(data: Any, names: list[str], size: int) -> Iterator[Any]:
+    """Yield batches of up to ``size`` rows; a scanner of pyarrow would decode whole row groups."""
+    parquet = _library("columns", "pyarrow.parquet")
+    for part in data.get_fragments():
+        if type(part).__name__ == "ParquetFileFragment":
+            yield from parquet.ParquetFile(part.path).iter_batches(size, columns=names)
+        else:
+            yield from part.to_batches(columns=names, batch_size=size)
 
 
 @contextlib.contextmanager
@@ -395,7 +405,7 @@ def _rows(source: str, data: Any, name: str, shape: tuple[int, int]) -> NDArray[
     with tempfile.TemporaryFile() as file:
         out = np.memmap(file, np.float32, "w+", shape=shape)
     with _scanning(source, name):
-        for batch in data.to_batches(columns=[name]):
+        for batch in _scan(data, [name], 8192):
             lists = batch.column(0)
             numbers = lists.flatten().to_numpy(zero_copy_only=False)
             wrong = np.flatnonzero(np.asarray(length_of(lists).fill_null(0)) != shape[1])
