@@ -46,7 +46,7 @@ class LazyArray:
 
 def npy_array(path: Path) -> LazyArray:
     """Return the array in a ``.npy`` file."""
-    with reading(path, "a .npy array without Python objects"):
+    with reading(path, "a .npy array without Python objects, which are not loaded"):
         array = npy.open_memmap(path, "r")
     return LazyArray(array.shape, lambda: npy.open_memmap(path, "r"), array.dtype)
 

@@ -312,6 +312,8 @@ def named(value: Any, class_names: Sequence[str]) -> Any:
 
 def _hashable(value: Any) -> Hashable:
     """Return a label as a text, a number or None, and several ones as a tuple of these."""
+    if isinstance(value, str | int):
+        return value
     value = without_gradient(value)
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, Mapping):

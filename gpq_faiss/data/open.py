@@ -128,13 +128,9 @@ def _opener(source: object) -> tuple[str, Source, object]:
         return "a Hugging Face data set", _SOURCES["hf"], source
     if hasattr(source, "__arrow_c_stream__"):
         return "a table", Source("", open_frame, _TABLE), source
-    first = source[0] if isinstance(source, list) and source else None
+    first: Any = source[0] if isinstance(source, list) and source else None
     is_vector = isinstance(first, list) and not {*map(type, first)} - {int, float}
-    if (
-        is_vector
-        or np.ndim(0 if isinstance(first, list) else first) == 1
-        or hasattr(source, "ndim")
-    ):
+    if is_vector or getattr(first, "ndim", 0) == 1 or hasattr(source, "ndim"):
         return "an array", Source("", open_array), source
     return "a list of items", Source("", open_items), source
 
@@ -174,6 +170,8 @@ def open_data(
     for option in read:
         if option not in names_of_options:
             raise UsageError(unknown(f"option {option!r}", option, names_of_options))
+    if not 0 <= read.get("max_bad", 0) <= 1:
+        raise UsageError(f"--read max_bad={read['max_bad']}: give a fraction from 0 to 1")
     keep = read.get("keep") or ()
     options = Options(**read | {"keep": keep.split(",") if isinstance(keep, str) else keep})
     form, opener, opened = _opener(source)
@@ -257,19 +255,21 @@ def _with_labels(dataset: Dataset, labels: Any, o: Options) -> Dataset:
         items = o.id_column or (usual(ITEMS, columns) if len(columns) > 1 else None)
         candidates = [name for name in columns if name != items]
         only = columns[0] if len(columns) == 1 else usual(LABELS, candidates)
-        texts = {name: table.texts(name).tolist() for name in candidates if o.label_column is None}
-        if len(texts) > 1 and {*chain(*texts.values())} <= {"0", "1"}:  # a column for each class
+        is_open = usual([name for name in LABELS if name != "y"], candidates) is None
+        is_open &= o.label_column is None and len(candidates) > 1
+        texts = {name: table.texts(name).tolist() for name in candidates if is_open}
+        if texts and {*chain(*texts.values())} <= {"0", "1"}:  # a column for each class
             hot = zip(*texts.values(), strict=True)
             labels = [[name for name, x in zip(texts, row, strict=True) if x == "1"] for row in hot]
         else:
             labels = table.values(table.column(o.label_column or only, "label_column"))
-        if items is None and len(labels) != len(dataset):
+        if items is None and len(columns) > 1 and len(labels) != len(dataset):
             table.column("id", "id_column")
         if items is not None:
             keys, column = table.values(table.column(items, "id_column")).tolist(), repr(items)
         is_named = keys and o.id_column is None and not WHOLE.fullmatch(_key(keys[0]))
         if is_named and "name" not in dataset.texts and len(labels) == len(dataset):
-            dataset, keys = _with_names(dataset, keys), None
+            dataset, keys = _with_names(dataset, keys or ()), None
     elif o.label_column or o.id_column:
         raise UsageError(f"--read label_column, id_column: {source} has no columns")
     if keys is not None:
@@ -294,7 +294,7 @@ def _read_labels(files: Sequence[Path]) -> Any:
                 return values
     lines = read_text(files[0], "labels").split("\n") if form in ("text", "csv") else [","]
     first, *following = [line.strip() for line in (lines if lines[-1] else lines[:-1])] or [""]
-    if re.search("[,;\t]", first) and not ROW.fullmatch(first):
+    if re.search("[,;\t]", first) and not all(map(ROW.fullmatch, (first, *following))):
         return open_tables(files)
     numbers = [bool(ROW.fullmatch(x) or WHOLE.fullmatch(x) or x == "") for x in (first, *following)]
     is_name = usual(LABELS, [first]) is not None and first not in following
@@ -304,15 +304,15 @@ def _read_labels(files: Sequence[Path]) -> Any:
 
 def _key(value: Any) -> str:
     """Return an id or a name as text; whole floats are whole numbers."""
-    text = composed(plain_text(value).strip()) if value is not None else ""
-    return text.partition(".")[0] if WHOLE.fullmatch(text) else text
+    text = composed((value if isinstance(value, str) else plain_text(value)).strip())
+    return text.partition(".")[0] if "." in text and WHOLE.fullmatch(text) else text
 
 
-_WAYS = {
-    "name": _key,
-    "id": _key,
-    "file name": lambda key: _key(os.path.basename(key)),
-    "name without ending": lambda key: _key(os.path.splitext(os.path.basename(key))[0]),
+_WAYS: dict[str, Callable[[str], str]] = {
+    "name": str,
+    "id": str,
+    "file name": os.path.basename,
+    "name without ending": lambda key: os.path.splitext(os.path.basename(key))[0],
 }
 """Ways in which the key of a label may name an item."""
 
@@ -326,12 +326,13 @@ def _matched(
         raise DataError(
             f"{source}: {column} {repeated[0]!r} occurs more than once: give each item one line"
         )
-    names = dataset.texts["name"].tolist() if "name" in dataset.texts else []
+    names = list(map(_key, dataset.texts["name"].tolist())) if "name" in dataset.texts else []
     ids = dataset.ids.tolist()
     for way, shorten in _WAYS.items():
-        items = list(map(shorten, ids if way == "id" else names))
-        positions = {shorten(text): i for i, text in enumerate(texts) if text}
-        is_unique = way == "id" or len(set(items)) == len(items)
+        items = list(map(str, ids)) if way == "id" else list(map(shorten, names))
+        positions = {shorten(text): i for i, text in enumerate(texts) if text} if items else {}
+        is_unique = len(positions) == len(texts) - texts.count("")
+        is_unique &= way == "id" or len(set(items)) == len(items)
         if is_unique and not positions.keys().isdisjoint(items):
             break
     else:

@@ -352,4 +352,5 @@ def make_split(
         remaining = ~query
         remaining[chosen] = False
         roles = {"query": query, "labelled": chosen, "unlabelled": remaining}
-        return Split.of(len(labels), name, seed, **roles, database=remaining & labels.has())
+        roles["database"] = remaining & labels.has()
+        return Split.of(len(labels), name, seed, None, **roles)

@@ -61,8 +61,9 @@ class Reader:
     def preload(self) -> bool:
         """Read everything into memory if it fits in 4 GiB; returns whether it did."""
         n, dataset = len(self.dataset), self.dataset
-        is_vectors = isinstance(dataset, FeatureDataset)
-        size = 4 * dataset.width if is_vectors else 3 * self.image_size**2
+        size = 3 * self.image_size**2
+        if isinstance(dataset, FeatureDataset):
+            size = 4 * dataset.width
         if n * size > 4 << 30:
             return False
         blocks = np.array_split(np.arange(n), max(1, n * size // (32 << 20)))

@@ -69,7 +69,7 @@ def open_table(name: str, table: Table, o: Options, mark: str = "", folder: str 
         encoded = value if isinstance(value, bytes) else value.get("bytes") or value.get("path")
         if encoded is None:
             raise BrokenImageError(f"row {i}", "there is no image in this row")
-        return encoded  # type: ignore[no-any-return]
+        return encoded
 
     options = {"paths": [f"{name}!{text}" for text in names], "max_bad": o.max_bad, **attributes}
     return ImageDataset(name=name, fingerprint=mark, fetch=fetch, **options)
@@ -278,14 +278,16 @@ def open_items(source: Any, o: Options = PLAIN) -> ImageDataset:
     if targets is None and o.with_labels:
         targets = [item(i)[1] for i in range(len(paths))]
     labels = Labels.from_ids(targets, classes) if classes else labels_of(targets or [], "labels")
-    notes = [labels_note(name, labels, "in its items")]
+    attributes: dict[str, Any] = {}
+    if o.with_labels:
+        attributes = {"labels": labels, "notes": [labels_note(name, labels, "in its items")]}
     dataset = ImageDataset(
         name=name,
         fingerprint=fingerprint("items", *paths[-1:]),
         paths=paths,
         fetch=lambda i: to_pixels(item(i)[0], f"item {i}"),
         max_bad=o.max_bad,
-        **({"labels": labels, "notes": notes} if o.with_labels else {}),
+        **attributes,
     )
     if not paths:
         raise DataError(f"{name} has no items")

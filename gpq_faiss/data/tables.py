@@ -171,7 +171,7 @@ class Table:
     def of_kind(self, *kinds: str) -> list[str]:
         """Return the columns of these ``kinds``: ``list`` (rows of numbers), or by their dtype
         ``i``, ``u`` and ``f`` (numbers), ``U`` (texts), ``V`` (images) or ``O``."""
-        kind_of = {name: column.dtype.kind for name, column in self.columns.items()}
+        kind_of = {name: str(column.dtype.kind) for name, column in self.columns.items()}
         kind_of |= {name: "list" for name, column in self.columns.items() if len(column.shape) > 1}
         return [name for name, kind in kind_of.items() if kind in kinds]
 
@@ -207,7 +207,7 @@ class Table:
         ids, names, notes = o.id_column or usual(IDS, self.columns), o.name_column, ["no labels"]
         attributes: dict[str, Any] = {"notes": notes}
         if label is not None:
-            values = self.values(self.column(label, "label_column"))
+            values: Any = self.values(self.column(label, "label_column"))
             if self.class_names is not None:
                 values = Labels.from_ids(values, [*map(plain_text, self.class_names[:].tolist())])
             attributes["labels"] = labels_of(values, f"{self.source}: {label!r}")
@@ -358,13 +358,13 @@ def arrow_columns(source: str, data: Any) -> dict[str, Matrix]:
     schema = data.schema
     if any({*part.physical_schema.names} != {*schema.names} for part in data.get_fragments()):
         raise DataError(f"{source} and another file do not fit: their columns differ")
-    n, head = data.count_rows(), data.head(1, batch_size=1)
+    n, head = data.count_rows(), next(_scan(data, schema.names, 1), None)
     columns: dict[str, Matrix] = {}
     for name, arrow_type in zip(schema.names, schema.types, strict=True):
         kind = next(kind for kind, form in _TYPES.items() if re.match(form, str(arrow_type)))
         values = functools.partial(_values, source, data, name)
         if kind == "list":
-            shape = n, len(head[name][0].as_py() or ()) if n else 0
+            shape = n, 0 if head is None else len(head[name][0].as_py() or ())
             rows = functools.cache(functools.partial(_rows, source, data, name, shape))
             columns[name] = ListColumn(shape, rows, np.dtype("f4"), values)
         else:
@@ -372,12 +372,24 @@ def arrow_columns(source: str, data: Any) -> dict[str, Matrix]:
     return columns
 
 
+def _scan(data: Any, names: list[str], size: int) -> Iterator[Any]:
+    """Yield batches of up to ``size`` rows; a scanner of pyarrow would decode whole row groups."""
+    parquet = _library("columns", "pyarrow.parquet")
+    for part in data.get_fragments():
+        if type(part).__name__ == "ParquetFileFragment":
+            yield from parquet.ParquetFile(part.path).iter_batches(size, columns=names)
+        else:
+            yield from part.to_batches(columns=names, batch_size=size)
+
+
 @contextlib.contextmanager
 def _scanning(source: str, name: str) -> Iterator[None]:
     """Turn an error of pyarrow into a DataError."""
     try:
         yield
-    except ValueError as error:
+    except DataError:
+        raise
+    except Exception as error:
         raise DataError(f"{source}: {name!r} cannot be read ({one_line(error)})") from None
 
 
@@ -389,17 +401,19 @@ def _values(source: str, data: Any, name: str) -> NDArray[Any]:
 def _rows(source: str, data: Any, name: str, shape: tuple[int, int]) -> NDArray[np.float32]:
     """Return a column of lists as an array. Raises DataError: another width, or no numbers."""
     length_of = _library(source, "pyarrow.compute").list_value_length
-    out, start = np.memmap(tempfile.TemporaryFile(), np.float32, "w+", shape=shape), 0  # noqa: SIM115
+    start = 0
+    with tempfile.TemporaryFile() as file:
+        out = np.memmap(file, np.float32, "w+", shape=shape)
     with _scanning(source, name):
-        for batch in data.to_batches(columns=[name]):
+        for batch in _scan(data, [name], 8192):
             lists = batch.column(0)
             numbers = lists.flatten().to_numpy(zero_copy_only=False)
             wrong = np.flatnonzero(np.asarray(length_of(lists).fill_null(0)) != shape[1])
             if wrong.size:
-                problem = (
-                    f"{source}: {name!r} has no {shape[1]} numbers at {named_rows(start + wrong)}"
+                raise DataError(
+                    f"{source}: {name!r} has {shape[1]} numbers in row 0, but not in "
+                    f"{named_rows(start + wrong)}: leave such rows out"
                 )
-                raise DataError(f"{problem}: leave such rows out")
             out[start : start + len(lists)] = numbers.reshape(-1, shape[1])
             start += len(lists)
     return out
