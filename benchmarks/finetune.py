@@ -17,24 +17,33 @@ from __future__ import annotations
 import tempfile
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import images
 import numpy as np
 import torch
 from common import Floats, Results, make_parser, numbers, publish, run_main
 from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional
 
 import gpq_faiss as gpq
+from gpq_faiss.config import Config
 from gpq_faiss.data.base import Dataset
 from gpq_faiss.data.reader import Reader
 from gpq_faiss.errors import optional
 from gpq_faiss.evaluation.neighbour_recall import nearest, spaced_queries
 from gpq_faiss.experiment.grid import Grid, grid_from
 from gpq_faiss.experiment.runs import Run, read_run
+from gpq_faiss.methods.coders import Coder
 from gpq_faiss.methods.registry import METHODS, MethodEntry
-from gpq_faiss.methods.trainable import embed_rows
-from gpq_faiss.nn.backbones import BackboneSpec, build_backbone
+from gpq_faiss.methods.trainable import TrainableMethod, TrainingBatch, embed_rows
+from gpq_faiss.methods.uncompressed import FloatFeatures
+from gpq_faiss.nn.backbones import (
+    BackboneSpec,
+    build_backbone,
+    build_extractor,
+    input_description,
+)
 
 NETWORK = "tf_efficientnet_lite0"
 NAMES = {
@@ -49,11 +58,54 @@ CLASSIFIER = MethodEntry(
     "none",
     "supervised",
     "quantiser",
-    module=images.__name__,
+    module="finetune",
     attribute="build_classifier",
     deep=True,
 )
 RUN_ARRAYS = ("ks", "precision", "top_ids", "query_rows", "database_rows", "database_ids")
+
+
+class ProbabilityCoder(FloatFeatures):
+    """Uncompressed class probabilities. The score is the probability of sharing a class."""
+
+    name, unit = "class probabilities", False
+
+    def __init__(self, classes: int) -> None:
+        super().__init__(32 * classes)
+        self.width = classes
+        self._store(classes)
+
+
+class SupervisedClassifier(TrainableMethod):
+    """A network that returns class probabilities float32 [B, C], trained on labelled images."""
+
+    name = "classifier"
+    uses_unlabelled = False
+
+    def __init__(self, backbone: nn.Module, classes: int) -> None:
+        super().__init__()
+        self.backbone, self.classes = backbone, classes
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.backbone(x).float().softmax(dim=1))
+
+    def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
+        with torch.autocast(batch.x.device.type, dtype=torch.bfloat16, enabled=amp):
+            logits = self.backbone(batch.x)
+        targets = batch.y / batch.y.sum(dim=1, keepdim=True)
+        return {"total": functional.cross_entropy(logits.float(), targets)}
+
+    def coder(self) -> Coder:
+        return ProbabilityCoder(self.classes)
+
+
+def build_classifier(
+    config: Config, dataset: Dataset, image_size: int, n_classes: int
+) -> TrainableMethod:
+    """Build the classifier, for :func:`gpq_faiss.training.loop.fit`."""
+    generator = torch.Generator().manual_seed(config.training.seed)
+    inputs = input_description(dataset, image_size)
+    return SupervisedClassifier(build_extractor(config, inputs, n_classes, generator), n_classes)
 
 
 def convert_weights(path: Path) -> None:

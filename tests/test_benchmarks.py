@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import images
+import finetune
 import pytest
 import torch
 
@@ -26,7 +26,7 @@ def test_every_script_says_how_to_call_it(name, monkeypatch, capsys):
 
 def test_the_classifier_learns_the_shares_of_the_labels():
     torch.manual_seed(0)
-    method = images.SupervisedClassifier(torch.nn.Linear(5, 3), 3)
+    method = finetune.SupervisedClassifier(torch.nn.Linear(5, 3), 3)
     x = torch.randn(6, 5)
     y = torch.tensor([[1.0, 0, 0], [0, 1, 1], [1, 1, 1], [0, 0, 1], [0, 1, 0], [1, 0, 1]])
     p = method(x).detach()

@@ -84,7 +84,6 @@ def check(where, shown, file, rows, column):
 @pytest.mark.parametrize(
     ("page", "head", "files"),
     [
-        ("README.md", "| | 12 bits |", f"{MAIN} 12 24 48 NN10@100, {FEW} 48"),
         ("docs/results.md", "| | 12 bits | 24 |", f"{MAIN} 12 24 48 NN10@100"),
         (
             "docs/results.md",
@@ -106,12 +105,27 @@ def test_rows_have_the_committed_figures(page, head, files):
     for label, *cells in rows:
         row = ROWS.get(label, label)
         for text, (of, column) in zip(cells, columns, strict=True):
-            file = of
-            if file == MAIN and (
-                (page == "README.md" and "paper's losses" in label) or not cells[3]
-            ):
-                file = ALL  # the row says so, or the page of rows without NN10@100
+            # Rows without NN10@100 are of another file.
+            file = ALL if of == MAIN and not cells[3] else of
             check(f"{page}: {label}", text, file, row, column)
+
+
+def test_readme_has_the_committed_figures():
+    rows = dict((row[0], row[1:]) for row in table_under("README.md", "| mAP on CIFAR-10 (JPEG)"))
+    tuned = [row["mAP"] for row in tables("finetune")[0] if row[""] == "default"]
+    codecs = {(row[""], row["bits an item"]): row["mAP"] for row in tables("faiss-codecs")[0]}
+    named = {
+        "**embeddings** of the same network, not fine-tuned": [("default", "12"), ("default", "48")],
+        "OPQ of these embeddings": [("opq", "12"), ("opq", "48")],
+        "residual quantiser of these embeddings (RQ2x6, RQ6x8)": [
+            ("faiss:RQ2x6", "16"),
+            ("faiss:RQ6x8", "48"),
+        ],
+        "*the float embeddings themselves, 8,192 bits*": [("float", "–"), ("float", "–")],
+    }
+    expected = {label: [codecs[key].split(" ± ")[0] for key in keys] for label, keys in named.items()}
+    expected["**images**: a pretrained network, fine-tuned"] = tuned
+    assert {label: [cell.strip("*") for cell in cells] for label, cells in rows.items()} == expected
 
 
 def test_the_default_has_the_committed_figures():
@@ -184,11 +198,12 @@ def test_searches_have_the_committed_figures():
 
 
 def test_the_sizes_of_the_installations_are_the_committed_ones():
-    found = {row[""]: row["site-packages"] for row in tables("install")[0]}
-    light, whole = found["`search`"], found["`train`"]
-    assert f"[{light} in place of {whole.removesuffix(' MB')}]" in (ROOT / "README.md").read_text()
-    rows = table_under("docs/install.md", "| | for | size of site-packages |")
-    assert [row[2] for row in rows] == [whole, light]
+    sizes = {row[""]: row["site-packages"] for row in tables("install")[0]}
+    search, train_size = sizes["`search`"], sizes["`train`"]
+    readme, page = ((ROOT / name).read_text() for name in ("README.md", "docs/install.md"))
+    assert f"[{search} in place of {train_size.removesuffix(' MB')}]" in readme
+    assert f"`train` takes {train_size}" in page
+    assert f"`search` {search}" in page
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_method_runs_in_experiments_and_evaluations(example, tmp_path, monkeypat
     uninstall(example)
     assert "lsh" in done("experiment report runs")
     line = refused("experiment run grid.toml digits --out other", code=2)
-    assert "no method 'lsh': choose one of gpq" in line
+    assert "method 'lsh' is unknown" in line
 
 
 @pytest.mark.parametrize("name", ["paper", pytest.param("recommended", marks=pytest.mark.slow)])
@@ -192,7 +192,7 @@ def test_unusable_package_is_one_line(install, tmp_path, kind, name, entry, sett
     ("entry", "message"),
     [
         ("fails", "of broken-package 1.5 cannot open 'x' .OSError: the sensor is off"),
-        ("nothing", "a data set, a table or an array is needed"),
+        ("nothing", r"a data set with len\(\) and \[i\] is needed"),
     ],
 )
 def test_unusable_source_of_data_is_one_line(install, entry, message):

@@ -173,7 +173,7 @@ def test_two_processes_give_the_files_of_one(finished, tmp_path):
 def test_an_interrupted_training_resumes_to_the_same_file(finished, tmp_path, monkeypatch):
     one = {"methods": ["gpq"], "bits": [12], "seeds": [0], "vectors": 30}
 
-    def stop(step, steps, figures):
+    def stop(step, steps):
         raise KeyboardInterrupt
 
     def interrupted(spec, dataset, work, options):

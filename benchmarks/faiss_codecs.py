@@ -1,7 +1,7 @@
 """The default beside codecs of Faiss: mAP, the first ten results and neighbour recall by code length.
 
-    python benchmarks/codecs.py             # CIFAR-10 features of $GPQ_DATA
-    python benchmarks/codecs.py --data features:x.npy --labels y.npy --seeds 0 --bits 48
+    python benchmarks/faiss_codecs.py             # CIFAR-10 features of $GPQ_DATA
+    python benchmarks/faiss_codecs.py --data features:x.npy --labels y.npy --seeds 0 --bits 48
 
 Every codec is fitted without labels to the vectors of the same split (protocol 1), by the string of
 its ``faiss.index_factory``. ``float`` ranks by the exact cosine of the vectors.
@@ -34,7 +34,7 @@ CODECS = {
 
 
 def main() -> None:
-    parser = make_parser(__doc__, "codecs.json")
+    parser = make_parser(__doc__, "faiss-codecs.json")
     parser.add_argument("--data", help="default: the CIFAR-10 features of $GPQ_DATA")
     parser.add_argument("--labels")
     parser.add_argument("--labelled", default="500-per-class")
