@@ -20,7 +20,7 @@ or one of
   cifar10[:ROOT]              CIFAR-10 by torchvision
   fashion-mnist[:ROOT]        Fashion-MNIST by torchvision
   nuswide:ROOT                NUS-WIDE in its official layout, 21 concepts
-  folder:PATH                 images in one folder per class (or a .tar.gz of that)
+  folder:PATH                 images in one folder per class
   list:FILE                   lines of an image path and 0/1 labels
   csv:FILE, parquet:FILE      tables with a column of image paths and one of labels
   webdataset:FILES            WebDataset shards, as 'shard-{000..009}.tar'

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import tarfile
 from dataclasses import replace
 
 import h5py
@@ -153,25 +152,16 @@ def bitmaps(root, seed, n=20):
 
 
 def put(form, root, seed):
-    """Return DATA: images in a folder, listed in a file, in a tar of one, or as WebDataset."""
+    """Return DATA: images in a folder, or listed in a file."""
     bitmaps(root / "images", seed)
     if form == "list":
         lines = [f"images/{i % 2}/{i:02}.bmp {i % 2}\n" for i in range(20)]
         (root / "x").write_text("".join(lines))
         return f"list:{root}/x"
-    if form == "folder":
-        return f"folder:{root}/images"
-    with tarfile.open(root / "images.tar", "w") as tar:
-        tar.add(root / "images", arcname=".")
-    return f"{'webdataset' if form == 'webdataset' else 'folder'}:{root}/images.tar"
+    return f"folder:{root}/images"
 
 
-@pytest.fixture
-def image_model(tmp_path):
-    return make_model(tmp_path / "model", kind="images", image_size=8, backbone="mlp")
-
-
-@pytest.mark.parametrize("form", ["folder", "tar", "list", "webdataset"])
+@pytest.mark.parametrize("form", ["folder", "list"])
 def test_codes_are_of_the_images_that_are_there_now(tmp_path, image_model, form):
     data, out = put(form, tmp_path / "data", 1), tmp_path / "codes.h5"
     encode(image_model, data, out).unlink()
@@ -183,7 +173,7 @@ def test_codes_are_of_the_images_that_are_there_now(tmp_path, image_model, form)
     assert same(rows_of(tmp_path / "features.h5"), rows_of(tmp_path / "new.features.h5"))
 
 
-@pytest.mark.parametrize("form", ["folder", "tar", "list", "webdataset"])
+@pytest.mark.parametrize("form", ["folder", "list"])
 def test_fingerprint_is_of_the_images(tmp_path, form):
     data = [put(form, tmp_path / f"{i}", seed) for i, seed in enumerate((1, 1, 2))]
     first, equal, other = (open_data(name).fingerprint for name in data)
