@@ -25,8 +25,8 @@ REFUSED = """
 2 train DATA --validate-every 0
 2 train DATA --read max_bad=2                             | give a fraction
 2 train DATA --queries 17                                 | --queries 17: write N-per-class, or name a file
-1 train DATA --queries 300-per-class                      | 300 queries are requested: lower --queries
-2 train DATA --queries 5-per-class --protocol 2           | protocol 2 chooses queries itself: leave out --queries
+1 train DATA --queries 300-per-class                      | --queries 300-per-class needs more: lower it
+2 train DATA --queries 5-per-class --protocol 2           | only protocol 1 takes queries
 1 train features:QUERIES                                  | no item has a label
 2 train sounds:x
 2 train ""

@@ -161,6 +161,11 @@ def put(form, root, seed):
     return f"folder:{root}/images"
 
 
+@pytest.fixture
+def image_model(tmp_path):
+    return make_model(tmp_path / "model", kind="images", image_size=8, backbone="mlp")
+
+
 @pytest.mark.parametrize("form", ["folder", "list"])
 def test_codes_are_of_the_images_that_are_there_now(tmp_path, image_model, form):
     data, out = put(form, tmp_path / "data", 1), tmp_path / "codes.h5"
