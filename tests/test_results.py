@@ -111,11 +111,14 @@ def test_rows_have_the_committed_figures(page, head, files):
 
 
 def test_readme_has_the_committed_figures():
-    rows = dict((row[0], row[1:]) for row in table_under("README.md", "| mAP on CIFAR-10 (JPEG)"))
+    rows = {row[0]: row[1:] for row in table_under("README.md", "| mAP on CIFAR-10 (JPEG)")}
     tuned = [row["mAP"] for row in tables("finetune")[0] if row[""] == "default"]
     codecs = {(row[""], row["bits an item"]): row["mAP"] for row in tables("faiss-codecs")[0]}
     named = {
-        "**embeddings** of the same network, not fine-tuned": [("default", "12"), ("default", "48")],
+        "**embeddings** of the same network, not fine-tuned": [
+            ("default", "12"),
+            ("default", "48"),
+        ],
         "OPQ of these embeddings": [("opq", "12"), ("opq", "48")],
         "residual quantiser of these embeddings (RQ2x6, RQ6x8)": [
             ("faiss:RQ2x6", "16"),
@@ -123,7 +126,9 @@ def test_readme_has_the_committed_figures():
         ],
         "*the float embeddings themselves, 8,192 bits*": [("float", "–"), ("float", "–")],
     }
-    expected = {label: [codecs[key].split(" ± ")[0] for key in keys] for label, keys in named.items()}
+    expected = {
+        label: [codecs[key].split(" ± ")[0] for key in keys] for label, keys in named.items()
+    }
     expected["**images**: a pretrained network, fine-tuned"] = tuned
     assert {label: [cell.strip("*") for cell in cells] for label, cells in rows.items()} == expected
 

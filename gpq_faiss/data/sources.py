@@ -175,6 +175,8 @@ def open_webdataset(path: str, o: Options = PLAIN) -> Dataset:
     Names are the keys. Labels are in ``.cls`` or a field of ``.json``; captions are no labels.
     """
     files, name = files_of(path), f"webdataset:{without_secrets(path)}"
+    if missing := [file for file in files if not file.is_file()]:
+        raise DataError(f"{missing[0]} not found: give tar files of WebDataset samples")
     options: dict[str, Any] = {"data_files": {"train": list(map(str, files))}, "split": "train"}
     options["cache_dir"] = str(cache_folder() / "datasets")
     rows = _by_datasets(name, lambda library: library.load_dataset("webdataset", **options))
