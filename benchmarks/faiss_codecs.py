@@ -1,4 +1,5 @@
-"""The default beside codecs of Faiss: mAP, the first ten results and neighbour recall by code length.
+"""The default beside codecs of Faiss: mAP, the first ten results and neighbour recall by code
+length.
 
     python benchmarks/faiss_codecs.py             # CIFAR-10 features of $GPQ_DATA
     python benchmarks/faiss_codecs.py --data features:x.npy --labels y.npy --seeds 0 --bits 48

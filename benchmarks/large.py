@@ -127,7 +127,8 @@ def markdown(result: Results) -> str:
         f"{machine['memory_gib']} GiB, "
         f"Faiss {machine['versions']['faiss']}; one thread, k = {K}. `index.lists` of the "
         "default's codes, mapped; its results are exact. Milliseconds a "
-        f"query: median of {SINGLE} single ones / batch of {BATCH:,}, warm. FastScan is not exact: `recall` is the share of the true "
+        f"query: median of {SINGLE} single ones / batch of {BATCH:,}, warm. "
+        "FastScan is not exact: `recall` is the share of the true "
         "ten, by scores. The best scores equal those of `IndexPQ`. Made by `benchmarks/large.py`."
         f"\n\n{render(result['rows'], 'markdown', digits=2)}"
     )

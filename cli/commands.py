@@ -206,7 +206,7 @@ def export(**options: Any) -> None:
 
     numpy is a .npz file of float32 codebooks, also byte-fused: two codebooks of 16 are one of 256,
     for the same bytes. parquet is a table of ids, codes, names and labels. docs/databases.md shows
-    how nanopq, LanceDB, DuckDB and PostgreSQL take them.
+    how other programs take them.
 
     \b
     Examples:

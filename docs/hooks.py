@@ -1,4 +1,6 @@
-"""Of the documentation site: files beside ``docs/`` that pages link to, and formulas as MathML, so that no script is loaded."""
+"""Of the documentation site: files beside ``docs/`` that pages link to, and formulas as MathML, so
+that no script is loaded.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Search codes in DuckDB, exactly: the score of an item is a sum of one table entry per byte of its code.
+"""Search codes in DuckDB, exactly: the score of an item is a sum of one table entry per byte of its
+code.
 
 It reads ``model``, ``codes.parquet`` (``gpq export codes.h5 --to parquet``) and ``queries.npy``.
 Every code is read: this is for small tables.

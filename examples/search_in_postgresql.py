@@ -1,8 +1,9 @@
 """Search codes in PostgreSQL with pgvector, exactly.
 
-A score is an inner product of the query's score table and a 0/1 vector of the item's codewords; ``<#>`` is minus the inner product. This
-reads ``model``, ``codes.parquet`` (``gpq export codes.h5 --to parquet``) and ``queries.npy``, and fills the table ``items`` of the database
-``DATABASE_URL``. Tested with PostgreSQL 18 and pgvector 0.8.5.
+A score is an inner product of the query's score table and a 0/1 vector of the item's codewords;
+``<#>`` is minus the inner product. This reads ``model``, ``codes.parquet`` (``gpq export codes.h5
+--to parquet``) and ``queries.npy``, and fills the table ``items`` of the database ``DATABASE_URL``.
+Tested with PostgreSQL 18 and pgvector 0.8.5.
 """
 
 import os
@@ -35,7 +36,8 @@ xq, _ = gpq.Encoder.load("model").embed(np.load("queries.npy")[:1], queries=True
 table = np.einsum("mkd,md->mk", Z, xq.reshape(M, d)).ravel()
 query = "{" + ",".join(f"{at}:{score}" for at, score in enumerate(table, 1)) + f"}}/{M * K}"
 nearest = database.execute(
-    "select id, name, -(code <#> %(q)s::sparsevec) from items order by code <#> %(q)s::sparsevec, id limit 10",
+    "select id, name, -(code <#> %(q)s::sparsevec) from items"
+    " order by code <#> %(q)s::sparsevec, id limit 10",
     {"q": query},
 ).fetchall()
 

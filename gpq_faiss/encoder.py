@@ -106,7 +106,9 @@ class Embedder(ABC):
 
     @property
     def scale(self) -> dict[str, float]:
-        """Typical scale of the training's vectors (:func:`.data.base.scale_of`); empty if unknown."""
+        """Typical scale of the training's vectors (:func:`.data.base.scale_of`); empty if
+        unknown.
+        """
         return {}
 
     def check(self, dataset: Dataset) -> None:
@@ -235,7 +237,9 @@ class Encoder(Embedder):
 
     @property
     def scale(self) -> dict[str, float]:
-        """Typical scale of the training's vectors (:func:`.data.base.scale_of`); empty if unknown."""
+        """Typical scale of the training's vectors (:func:`.data.base.scale_of`); empty if
+        unknown.
+        """
         return dict((self.model.description.get("data") or {}).get("scale", {}))
 
     def batch_size(self, dataset: Dataset) -> int:

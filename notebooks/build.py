@@ -1,8 +1,9 @@
 """Make the notebooks from their scripts: ``python notebooks/build.py [--check]``.
 
-The scripts (``*.py`` in jupytext's percent form) are what people edit; each ``.ipynb`` is its script executed in an empty
-folder. Cell ids come from the sources, and times, paths and versions of this machine stay out of the file, so that a
-rebuild changes only what the code changed. ``--check`` runs nothing: it says whether the notebooks are in step.
+The scripts (``*.py`` in jupytext's percent form) are what people edit; each ``.ipynb`` is its
+script executed in an empty folder. Cell ids come from the sources, and times, paths and versions of
+this machine stay out of the file, so that a rebuild changes only what the code changed. ``--check``
+runs nothing: it says whether the notebooks are in step.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ def read_script(script: Path) -> NotebookNode:
 
 @contextlib.contextmanager
 def started_kernel() -> Iterator[Any]:
-    """A kernel with this checkout's package and its command, which several notebooks may use in turn."""
+    """A kernel with this checkout's package and its command, which several notebooks may use in
+    turn.
+    """
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     with tempfile.TemporaryDirectory(prefix="notebook-") as folder:
@@ -82,7 +85,8 @@ def started_kernel() -> Iterator[Any]:
 
 
 def execute(book: NotebookNode, folder: Path, kernel: Any) -> NotebookNode:
-    """Run ``book`` (in place) with ``folder`` as its working folder, in a kernel that is as new but for the modules that are loaded.
+    """Run ``book`` (in place) with ``folder`` as its working folder, in a kernel that is as new but
+    for the modules that are loaded.
 
     Raises:
         CellExecutionError: a cell failed; its text is that cell and the traceback.
@@ -130,7 +134,9 @@ def output_texts(book: NotebookNode) -> list[str]:
 
 
 def faults(book: NotebookNode, reference: NotebookNode) -> list[str]:
-    """Why an executed notebook should not be published; ``reference`` is what its script gives. Empty if all is well."""
+    """Why an executed notebook should not be published; ``reference`` is what its script gives.
+    Empty if all is well.
+    """
     found = []
     cells = [(c.cell_type, c.id, c.source) for c in book.cells]
     if cells != [(c.cell_type, c.id, c.source) for c in reference.cells]:
@@ -165,7 +171,9 @@ def check(script: Path) -> list[str]:
 
 
 def build(script: Path, kernel: Any) -> list[str]:
-    """Execute ``script`` and write the notebook beside it; nothing is written if it has faults, which are returned."""
+    """Execute ``script`` and write the notebook beside it; nothing is written if it has faults,
+    which are returned.
+    """
     with tempfile.TemporaryDirectory(prefix="notebook-") as folder:
         try:
             book = execute(read_script(script), Path(folder), kernel)

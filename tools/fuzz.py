@@ -110,7 +110,7 @@ def seeds(folder: Path) -> list[Seed]:
     return [
         *(Seed(path, _search) for path in (index, lists, codes)),
         *(Seed(path, _items) for path in (items_path(index), changes_path(index))),
-        *(Seed(path, _describe) for path in (index, lists, codes, model / "split.json")),
+        *(Seed(path, _describe) for path in (index, lists, codes)),
         *(
             Seed(folder / f"features.{suffix}", _vectors)
             for suffix in ("npy", "npz", "hdf5", "parquet", "h5")

@@ -225,7 +225,8 @@ def image_files(
     return dataset
 
 
-# Scale: embeddings at another scale than the training's get wrong codes ----------------------------
+# Scale: embeddings at another scale than the training's get wrong codes
+# ----------------------------
 
 _NAMES = ("norm", "least_norm", "largest_norm", "low", "high")
 _FACTOR = 1.5  # between scales of the same embeddings
@@ -268,7 +269,8 @@ def scale_warning(
     if is_same and (n < _FEW or shift <= (_FACTOR - 1) * extent):
         return None
     norms, ranges = [
-        f"norms of about {scale['norm']:.3g} and numbers from {scale['low']:.3g} to {scale['high']:.3g}"
+        f"norms of about {scale['norm']:.3g} and numbers from {scale['low']:.3g} "
+        f"to {scale['high']:.3g}"
         for scale in (measured, expected)
     ]
     return (

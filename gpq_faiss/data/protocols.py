@@ -197,8 +197,8 @@ def read_rows(path: str, ids: NDArray[np.int64], option: str, allowed: Mask) -> 
 
 
 def _labelled(spec: str | None, labels: Labels, free: Mask, seed: int, ids: Rows) -> Rows:
-    """Return the items whose labels the training may use, among the ``free`` ones, by ``spec`` as in
-    :func:`make_split`."""
+    """Return the items whose labels the training may use, among the ``free`` ones, by ``spec`` as
+    in :func:`make_split`."""
     order_of = lambda rows, c: _permuted(rows, seed, _LABELLED, c)  # noqa: E731
     if spec == "all":
         rows = np.flatnonzero(free)
@@ -304,8 +304,8 @@ def make_split(
     labelled: str | float | None = None,
     queries: int | str | Path | None = None,
 ) -> Split:
-    """Return the split of a data set, or of labels alone, by the name of a protocol (:data:`PROTOCOLS`),
-    the same for the same seed.
+    """Return the split of a data set, or of labels alone, by the name of a protocol
+    (:data:`PROTOCOLS`), the same for the same seed.
 
     Args:
         protocol: ``transfer:`` may be followed by the names of the unseen classes, separated by

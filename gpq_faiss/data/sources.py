@@ -1,5 +1,5 @@
-"""Vectors and images of tables (files, Hugging Face data sets, data frames), and of arrays and lists
-in memory."""
+"""Vectors and images of tables (files, Hugging Face data sets, data frames), and of arrays and
+lists in memory."""
 
 from __future__ import annotations
 

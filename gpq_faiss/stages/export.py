@@ -60,8 +60,8 @@ def export(source: str | Path, out: str | Path, *, to: str, overwrite: bool = Fa
     text with the model, the shape and the layout of code bytes.
 
     ``parquet`` is a table of a codes file: ``id`` int64, ``codes`` list of uint8 [code_size],
-    packed as in Faiss, texts of the items, and ``labels`` list of text; its metadata (``gpq_faiss``, JSON)
-    identify the model.
+    packed as in Faiss, texts of the items, and ``labels`` list of text; its metadata
+    (``gpq_faiss``, JSON) identify the model.
 
     Args:
         source: a model folder, or a codes file for ``parquet``.

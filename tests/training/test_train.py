@@ -16,6 +16,7 @@ from model_factory import digits
 
 from gpq_faiss.config import TrainingConfig, preset
 from gpq_faiss.data.labels import Labels
+from gpq_faiss.data.open import open_data
 from gpq_faiss.data.protocols import load_split
 from gpq_faiss.errors import DataError, OutputExistsError, UsageError
 from gpq_faiss.methods.model import load_model
@@ -222,3 +223,18 @@ def test_a_diverging_training_is_an_error(tmp_path):
     with pytest.raises(DataError, match="learning_rate"):
         train_digits(tmp_path / "model", config=small(learning_rate=1e30, steps=50))
     assert not (tmp_path / "model").exists()
+
+
+def test_fewer_items_than_codewords_are_refused_before_the_first_step(tmp_path):
+    x = np.random.default_rng(0).standard_normal((10, 8)).astype(np.float32)
+    steps = []
+    options = RunOptions(progress=lambda step, total: steps.append(step))
+    with pytest.raises(DataError, match="10 items are too few for 16 codewords"):
+        train(
+            open_data(x, labels=np.arange(10) % 2),
+            tmp_path / "model",
+            config=preset("paper"),
+            protocol="none",
+            options=options,
+        )
+    assert steps == []

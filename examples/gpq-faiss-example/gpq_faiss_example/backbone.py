@@ -8,7 +8,9 @@ from gpq_faiss.nn.backbones import BackboneSpec
 
 
 def small_cnn(spec: BackboneSpec) -> nn.Module:
-    """From images float [B, 3, S, S], normalised as ImageNet's, to vectors [B, 64]; the linear layer to the code's width is added."""
+    """From images float [B, 3, S, S], normalised as ImageNet's, to vectors [B, 64]; the linear
+    layer to the code's width is added.
+    """
     if spec.kind != "images":
         raise ValueError("it takes images")
     return nn.Sequential(
