@@ -137,16 +137,16 @@ def test_the_posterior_is_the_mean_of_the_class_networks_and_tempered_for_items(
 def test_the_networks_are_made_as_sure_as_they_are_right(aim, seed, n):
     """Too sure ones for items alone, beside feature codebooks by the square root of that power; too
     cautious ones for queries too."""
-    net, beside = network(), network(2)
+    net, with_features = network(), network(2)
     p = torch.softmax(2 * torch.randn(n, C, generator=torch.Generator().manual_seed(seed)), dim=1)
     p[0] = torch.eye(C)[0]  # some probabilities are 0
-    for entry in (net, beside):
+    for entry in (net, with_features):
         entry.mean_posterior = lambda raw: p
         with mock.patch.object(entry, "K", 2):  # five classes are many then
             entry.fit_power(p, aim)
 
-    def sureness(at):
-        raised = p.double() ** at
+    def sureness(exponent):
+        raised = p.double() ** exponent
         return float((raised / raised.sum(dim=1, keepdim=True)).amax(dim=1).mean())
 
     assert LEAST_POWER <= float(net.power) <= MOST_POWER
@@ -157,10 +157,10 @@ def test_the_networks_are_made_as_sure_as_they_are_right(aim, seed, n):
     assert float(items_of.amax(dim=1).mean()) == pytest.approx(clamped, abs=1e-4)
     if sharp <= sureness(1.0):
         assert torch.equal(queries_of, p)
-        assert float(beside.power) == pytest.approx(float(net.power) ** 0.5, rel=1e-6)
+        assert float(with_features.power) == pytest.approx(float(net.power) ** 0.5, rel=1e-6)
     else:
         assert torch.equal(queries_of, items_of)
-        assert float(beside.power) == float(net.power)
+        assert float(with_features.power) == float(net.power)
 
 
 def test_power_and_kind_of_codes_are_kept_with_the_weights():

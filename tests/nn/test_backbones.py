@@ -26,11 +26,11 @@ def images(batch, size, seed=0):
     return torch.rand(batch, 3, size, size, generator=torch.Generator().manual_seed(seed))
 
 
-def build(name, weights="none", seed=0, **more):
+def build(name, weights="none", seed=0, **changes):
     """Of images with 16 pixels per side, or of features where ``in_width`` is given."""
-    size = 0 if "in_width" in more else 64 if name == "cnnf" else 16
-    kind = "features" if "in_width" in more else "images"
-    options = {"kind": kind, "image_size": size, "out_width": 12, "hidden": (5,), **more}
+    size = 0 if "in_width" in changes else 64 if name == "cnnf" else 16
+    kind = "features" if "in_width" in changes else "images"
+    options = {"kind": kind, "image_size": size, "out_width": 12, "hidden": (5,), **changes}
     generator = torch.Generator().manual_seed(seed)
     return build_backbone(BackboneSpec(name, **options), str(weights), generator=generator)
 
