@@ -15,14 +15,16 @@ from gpq_faiss.data.open import open_data
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 
+PAPER_LOSSES = "gpq (preset paper, network and training of the others)"
+
 # Row of a table in README or docs -> row of the results file, where they differ.
 ROWS = {
     "class-posterior codes, the default": "posterior",
     "– all bits for the class": "posterior (all codebooks for the class)",
     "DTQ, learning rate 2e-3": "dtq (learning rate 2e-3)",
     "SDH": "sdh",
-    "GPQ, the paper's losses with the network and training of the others": "gpq (preset paper, network and training of the others)",
-    "GPQ, the paper's losses, network of the others": "gpq (preset paper, network and training of the others)",
+    "GPQ, the paper's losses with the network and training of the others": PAPER_LOSSES,
+    "GPQ, the paper's losses, network of the others": PAPER_LOSSES,
     "GPQ, preset `paper`": "gpq (preset paper)",
     "OPQ": "opq",
     "*exact float features*": "float",
@@ -93,7 +95,8 @@ def check(location, shown, file, rows, column):
         (
             "docs/recommended.md",
             "| | 12 bits |",
-            "default-ablation 12 48 NN10@100, default-ablation-few 48, default-ablation-omniglot 12 48",
+            "default-ablation 12 48 NN10@100, default-ablation-few 48, "
+            "default-ablation-omniglot 12 48",
         ),
     ],
 )

@@ -98,9 +98,15 @@ OPTIONS = [
     ("digits", {"max_bad": float("nan")}, "give a fraction"),
     ("none.parquet", {}, r"\[1\]: numbers \[N, width\] are needed"),
     ("bad.tar.gz", {}, "bad.tar.gz is compressed: extract it"),
-    *[(spec, {}, f"unknown data.*{re.escape(FORMS)}") for spec in ("mnist:x", "", "Digits", "a\nb")],
+    *[
+        (spec, {}, f"unknown data.*{re.escape(FORMS)}")
+        for spec in ("mnist:x", "", "Digits", "a\nb")
+    ],
     *[(form, {}, "a path too many or too few") for form in ("nuswide", "csv:", "hf", "cifar10:")],
-    *[(f"{form}:no.npy", {}, "no.npy.* not found") for form in ("folder", "list", "features", "hf")],
+    *[
+        (f"{form}:no.npy", {}, "no.npy.* not found")
+        for form in ("folder", "list", "features", "hf")
+    ],
 ]  # fmt: skip
 
 

@@ -63,7 +63,10 @@ def test_cifar_sizes_are_the_papers():
     assert len(large.labelled) == len(make_split(CIFAR, labelled="0.05").labelled) == 3000
 
 
-REFUSALS = "too few|no labelled item|lower it|lower --labelled|two classes|no class is called|of the classes"
+REFUSALS = (
+    "too few|no labelled item|lower it|lower --labelled"
+    "|two classes|no class is called|of the classes"
+)
 
 
 @settings(max_examples=150, deadline=None)
@@ -122,7 +125,7 @@ def test_roles(n, c, several, seed, protocol, spec):
     assert spec not in (None, "all") or not unlabelled
 
 
-def test_transfer_and_protocol2_of_a_seed_have_the_same_queries_and_unseen_classes_have_names():
+def test_transfer_and_protocol2_share_queries_and_unseen_classes_have_names():
     assert sizes(make_split(CIFAR, "transfer", seed=3)) == (9000, 42_000, 0, 9000)
     small = make_split(CIFAR, "transfer", seed=3, labelled="500-per-class")
     assert sizes(small) == (9000, 3500, 38_500, 9000)

@@ -152,11 +152,12 @@ def test_only_optional_tensors_that_do_not_fit_are_reported(caplog):
     assert "'head.bias' has shape [1]" in caplog.text
 
 
-def test_weights_that_do_not_fit_name_the_first_tensor_and_change_nothing():
+def test_unfit_weights_name_the_first_tensor_and_change_nothing():
     net = build("vgg")
     before = {k: v.clone() for k, v in net.state_dict().items()}
     cases = {
-        r"'features\.3\.weight' has shape \[64, 3, 3, 3\] where the backbone has \[64, 64, 3, 3\]": {
+        r"'features\.3\.weight' has shape \[64, 3, 3, 3\] "
+        r"where the backbone has \[64, 64, 3, 3\]": {
             **before,
             "features.3.weight": before["features.0.weight"],
             "features.7.weight": torch.zeros(1),
