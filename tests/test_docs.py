@@ -166,7 +166,7 @@ def test_the_faiss_example_of_the_readme_runs_without_this_package(model):
     assert completed.returncode == 0, completed.stderr
 
 
-def test_the_code_of_the_page_on_extending_is_that_of_the_example_package():
+def test_code_on_the_extending_page_is_in_the_example_package():
     example = ROOT / "examples" / "gpq-faiss-example"
     files = [
         f.read_text() for f in (*example.glob("gpq_faiss_example/*.py"), example / "pyproject.toml")
@@ -237,7 +237,7 @@ def test_commands_are_shown_with_options_that_they_have(page):
             assert shown <= options_of(command), f"gpq {name}{arguments}"
 
 
-def test_the_reference_has_every_public_name_and_the_map_every_room_and_files_that_are_there():
+def test_the_reference_lists_every_name_and_the_map_every_room():
     text = (ROOT / "docs/reference/python.md").read_text()
     listed = re.findall(r"^::: gpq_faiss\.(.+)\.(\w+)$", text, re.M)
     assert gpq._WHERE.items() <= {name: module for module, name in listed}.items()

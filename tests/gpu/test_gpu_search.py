@@ -327,7 +327,7 @@ def test_what_a_gpu_cannot_take_is_refused():
             zero_lists(codes, Z, ids)
 
 
-def test_faiss_on_a_gpu_that_is_missing_or_full_is_an_error(monkeypatch):
+def test_faiss_on_a_missing_or_full_gpu_is_an_error(monkeypatch):
     source = Index.build(*items(0, 3)[:2])
 
     def full(_resources, _index, config):
@@ -351,7 +351,7 @@ def test_faiss_on_a_gpu_that_is_missing_or_full_is_an_error(monkeypatch):
 
 
 @pytest.mark.parametrize("M", [pytest.param(M, marks=ON_GPU) for M in (3, 6, 8, 12)])
-def test_every_query_of_a_large_batch_is_scored_by_its_own_tables(M):
+def test_queries_of_large_batches_are_scored_by_their_own_tables(M):
     """A query whose tables were mixed with the next one's would miss results; now and then is
     enough.
     """

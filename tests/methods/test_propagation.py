@@ -100,7 +100,7 @@ def moons(n, seed=0):
     return np.concatenate([np.cos(phase), np.sin(phase)], 1).astype(np.float32), y
 
 
-def test_left_out_labels_are_predicted_as_well_as_neighbours_know_them():
+def test_left_out_accuracy_follows_the_agreement_of_neighbours():
     x, y = moons(300)
     graph, truth = neighbour_graph(x), np.eye(2, dtype=np.float32)[y]
     assert left_out_accuracy(graph, np.arange(0, 300, 3), truth[::3], 0) > 0.9
@@ -155,7 +155,7 @@ def standardised(data, rows):
     return (x - x.mean(axis=0)) / np.sqrt(x.var(axis=0).mean())
 
 
-def test_every_unlabelled_item_of_a_batch_learns_what_it_was_told(data):
+def test_every_unlabelled_item_learns_its_pseudo_label(data):
     labelled, pool = np.array([4, 9, 300, 401]), np.setdiff1d(np.arange(50, 700), [300, 401])
     method = prepared(data, config_of(), labelled, pool).eval()
     assert method.pseudo_labels.weight == pytest.approx(20 * 2 / 4)

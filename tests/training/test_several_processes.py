@@ -79,7 +79,7 @@ def test_two_processes_learn(model):
     assert json.loads((model / "config.json").read_text())["training"]["processes"] == 2
 
 
-def test_a_killed_process_ends_all_and_resuming_gives_the_same_codes(model, tmp_path):
+def test_a_killed_process_ends_all_and_resuming_gives_equal_weights(model, tmp_path):
     out = tmp_path / "model"
     first, second = two_processes.start(*arguments(out, "--checkpoint-seconds", 0))
     while not (tmp_path / ".model.partial" / "checkpoint.safetensors").exists():
