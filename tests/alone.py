@@ -14,10 +14,10 @@ def alone(test: Callable[..., None]) -> Callable[..., None]:
     """Decorator; the module of the test must load little."""
 
     @functools.wraps(test)
-    def run(*args: Any, **given: Any) -> None:
+    def run(*args: Any, **options: Any) -> None:
         name = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0]
         if os.environ.get("GPQ_ALONE") == name:
-            test(*args, **given)
+            test(*args, **options)
             return
         call = [
             sys.executable,
@@ -29,7 +29,9 @@ def alone(test: Callable[..., None]) -> Callable[..., None]:
             name,
         ]
         environment = {**os.environ, "GPQ_ALONE": name, "PYTEST_ADDOPTS": "-p no:cacheprovider"}
-        done = subprocess.run(call, capture_output=True, text=True, env=environment, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+        completed = subprocess.run(
+            call, capture_output=True, text=True, env=environment, check=False
+        )
+        assert completed.returncode == 0, completed.stdout + completed.stderr
 
     return run

@@ -58,7 +58,9 @@ template <class A, class B> static A __as(B b) { A a; std::memcpy(&a, &b, sizeof
 #define __int_as_float __as<float, int>
 template <class A> static A atomicAdd(A* p, A value) { A old = *p; *p += value; return old; }
 template <class A> static A max(A a, A b) { return a > b ? a : b; }
-template <class A> static A atomicMax(A* p, A value) { A old = *p; *p = max(old, value); return old; }
+template <class A> static A atomicMax(A* p, A value) {
+    A old = *p; *p = max(old, value); return old;
+}
 extern "C" void block(unsigned number) { blockIdx.x = number; }
 """
 

@@ -73,11 +73,11 @@ def make_model(
     network = build_network(config, input_, len(class_names))
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
-        own = ("backbone.input.mean", "backbone.input.std") if kind == "features" else ()
+        statistics = ("backbone.input.mean", "backbone.input.std") if kind == "features" else ()
         for name, buffer in network.named_buffers():
-            if name in own[:1] or name.endswith("running_mean"):
+            if name in statistics[:1] or name.endswith("running_mean"):
                 buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.3)
-            elif name in own or name.endswith("running_var"):
+            elif name in statistics or name.endswith("running_var"):
                 buffer.copy_(torch.rand(buffer.shape, generator=generator) + 0.5)
     network.eval()
     # A query, a labelled item and two of the database, of a training that never was.

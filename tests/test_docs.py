@@ -42,25 +42,25 @@ def test_every_setting_stands_in_the_table_with_its_presets():
     for section, settings in sections.items():
         if not dataclasses.is_dataclass(settings):
             continue
-        part = text.split(f"**`[{section}]`**")[1].split("**`[")[0]
-        rows = [line.split("|") for line in part.splitlines() if line.count("|") > 3]
+        table = text.split(f"**`[{section}]`**")[1].split("**`[")[0]
+        rows = [line.split("|") for line in table.splitlines() if line.count("|") > 3]
         for name in (setting.name for setting in dataclasses.fields(settings)):
-            found = [row for row in rows if f"`{name}`" in row[1]]
-            assert len(found) == 1, f"{section}.{name}"
-            names = re.findall(r"`(\w+)`", found[0][1])
-            for cell, which in zip(
-                map(str.strip, found[0][2:4]), ("paper", "recommended"), strict=True
+            matches = [row for row in rows if f"`{name}`" in row[1]]
+            assert len(matches) == 1, f"{section}.{name}"
+            names = re.findall(r"`(\w+)`", matches[0][1])
+            for cell, preset_name in zip(
+                map(str.strip, matches[0][2:4]), ("paper", "recommended"), strict=True
             ):
                 shown = (
                     cell.split(", ")[names.index(name)] if len(names) > 1 and cell != "–" else cell
                 )
-                value = getattr(getattr(preset(which), section), name)
+                value = getattr(getattr(preset(preset_name), section), name)
                 number = isinstance(value, int | float) and not isinstance(value, bool)
                 written = list(value) if isinstance(value, tuple) else value
-                same = shown == "–" or (
+                agrees = shown == "–" or (
                     float(shown) == value if number else shown == str(written).lower()
                 )
-                assert same, f"{section}.{name} in {which}: {shown}"
+                assert agrees, f"{section}.{name} in {preset_name}: {shown}"
 
 
 @pytest.fixture
@@ -162,11 +162,11 @@ def test_the_faiss_example_of_the_readme_runs_without_this_package(model):
         "\nassert ids.shape == (3, 10) and (scores[:, :-1] >= scores[:, 1:]).all()"
     )
     call = [sys.executable, "-I", "-c", text + check]
-    done = subprocess.run(call, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run(call, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
 
 
-def test_the_code_of_the_page_on_extending_is_that_of_the_example_package():
+def test_code_on_the_extending_page_is_in_the_example_package():
     example = ROOT / "examples" / "gpq-faiss-example"
     files = [
         f.read_text() for f in (*example.glob("gpq_faiss_example/*.py"), example / "pyproject.toml")
@@ -207,12 +207,15 @@ def test_pages_and_notebooks_use_the_public_names_alone(page):
 
 def options_of(command):
     """Of a command, and of those below it."""
-    own = {
+    options = {
         text
         for parameter in command.params
         for text in (*parameter.opts, *parameter.secondary_opts)
     }
-    return own.union(*map(options_of, getattr(command, "commands", {}).values())) | {"-h", "--help"}
+    return options.union(*map(options_of, getattr(command, "commands", {}).values())) | {
+        "-h",
+        "--help",
+    }
 
 
 @pytest.mark.parametrize(
@@ -227,14 +230,14 @@ def test_commands_are_shown_with_options_that_they_have(page):
         calls += [
             ("serve", call.replace(",", " ")) for call in re.findall(r"command: \[(.*)\]", text)
         ]
-    for name, rest in calls:
+    for name, arguments in calls:
         command = cli.get_command(click.Context(cli), name)
         if command is not None:
-            shown = set(re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", rest))
-            assert shown <= options_of(command), f"gpq {name}{rest}"
+            shown = set(re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", arguments))
+            assert shown <= options_of(command), f"gpq {name}{arguments}"
 
 
-def test_the_reference_has_every_public_name_and_the_map_every_room_and_files_that_are_there():
+def test_the_reference_lists_every_name_and_the_map_every_room():
     text = (ROOT / "docs/reference/python.md").read_text()
     listed = re.findall(r"^::: gpq_faiss\.(.+)\.(\w+)$", text, re.M)
     assert gpq._WHERE.items() <= {name: module for module, name in listed}.items()
@@ -242,13 +245,13 @@ def test_the_reference_has_every_public_name_and_the_map_every_room_and_files_th
     rooms = re.findall(
         r"`([\w/]+)`", " ".join(re.findall(r"^\| (`.*?) \|", text.split("## Rules")[0], re.M))
     )
-    here = {
+    existing = {
         path.name.removesuffix(".py")
         for path in (ROOT / "gpq_faiss").iterdir()
         if not path.name.startswith("__")
         and (path.suffix == ".py" or (path / "__init__.py").exists())
     }
-    assert {room.strip("/") for room in rooms} == here
+    assert {room.strip("/") for room in rooms} == existing
     assert len(re.findall(r"^\d\. .*$", text, re.M)) >= 15, "files of the walks"
     named = re.findall(r"`((?:gpq_faiss|cli|tests|benchmarks|tools)/[\w/.]+)`", text)
     results = re.findall(r"benchmarks/results/[\w.-]+", (ROOT / "README.md").read_text())

@@ -33,7 +33,7 @@ class Run(NamedTuple):
     """An executed notebook, the folder that it made, and what it printed."""
 
     book: Any
-    made: Path
+    folder: Path
     printed: str
 
     def table(self, column):
@@ -50,11 +50,11 @@ class Run(NamedTuple):
         return {row: float(cells[name]) for row, cells in self.table(name).items()}
 
     def is_picture(self, name):
-        return (self.made / name).read_bytes()[:4] == b"\x89PNG"
+        return (self.folder / name).read_bytes()[:4] == b"\x89PNG"
 
 
 @pytest.fixture
-def done(request, tmp_path, kernel):
+def notebook(request, tmp_path, kernel):
     """The notebook of the number in the test's name; a failing cell raises with its traceback."""
     number = request.node.name[5:7]
     (script,) = FOLDER.glob(f"{number}_*.py")
@@ -77,78 +77,78 @@ def executed(test):
 
 
 @executed
-def test_01_from_images_to_faiss(done):
-    index = faiss.read_index(str(done.made / "index.faiss"))
+def test_01_from_images_to_faiss(notebook):
+    index = faiss.read_index(str(notebook.folder / "index.faiss"))
     assert index.ntotal == 1797
     assert faiss.downcast_index(index.index).sa_code_size() == 6
-    assert faiss.read_index(str(done.made / "empty.faiss")).ntotal == 0
-    assert done.is_picture("gallery.png")
-    assert (done.made / "encoder.onnx").stat().st_size > 1000
-    assert "torch is loaded: False" in done.printed
+    assert faiss.read_index(str(notebook.folder / "empty.faiss")).ntotal == 0
+    assert notebook.is_picture("gallery.png")
+    assert (notebook.folder / "encoder.onnx").stat().st_size > 1000
+    assert "torch is loaded: False" in notebook.printed
     # What the text says of the figures.
-    found = done.column("mAP")
-    assert len(found) == 5
-    assert found["posterior"] > max(
-        0.85, 0.1 + max(found[name] for name in found if name != "posterior")
+    scores = notebook.column("mAP")
+    assert len(scores) == 5
+    assert scores["posterior"] > max(
+        0.85, 0.1 + max(scores[name] for name in scores if name != "posterior")
     )
 
 
 @executed
-def test_02_your_embeddings(done):
-    known = np.load(done.made / "labels.npy")
-    assert np.bincount(known + 1).tolist() == [len(known) - 200, *[20] * 10]
-    assert faiss.read_index(str(done.made / "after.faiss")).ntotal == len(known)
+def test_02_your_embeddings(notebook):
+    labels = np.load(notebook.folder / "labels.npy")
+    assert np.bincount(labels + 1).tolist() == [len(labels) - 200, *[20] * 10]
+    assert faiss.read_index(str(notebook.folder / "after.faiss")).ntotal == len(labels)
     before, after, exact = "before: PQ", "after: our codes", "exact search, embeddings"
-    at_10, at_100 = done.column("P@10"), done.column("P@100")
-    assert {done.table("P@100")[name]["bytes per item"] for name in (before, after)} == {"6"}
+    at_10, at_100 = notebook.column("P@10"), notebook.column("P@100")
+    assert {notebook.table("P@100")[name]["bytes per item"] for name in (before, after)} == {"6"}
     assert at_100[after] > 0.05 + max(at_100[before], at_100[exact])
     assert at_10[after] > 0.85
-    assert done.is_picture("gain-and-loss.png")
+    assert notebook.is_picture("gain-and-loss.png")
 
 
 @executed
-def test_03_paper_tables(done):
-    assert len(list((done.made / "table2").glob("*.h5"))) == 13
-    assert done.is_picture("plots/voronoi.png")
-    assert "13 runs made, 0 failed" in done.printed
-    assert "0 runs made, 13 already done" in done.printed
+def test_03_paper_tables(notebook):
+    assert len(list((notebook.folder / "table2").glob("*.h5"))) == 13
+    assert notebook.is_picture("plots/voronoi.png")
+    assert "13 runs made, 0 failed" in notebook.printed
+    assert "0 runs made, 13 already done" in notebook.printed
     # What the text of the paper is about: labels of a few items are worth more than any code
     # without them.
-    found = done.column("24")
+    scores = notebook.column("24")
     for name in ("posterior", "gpq"):
-        assert found[name] > 0.1 + max(found["opq"], found["pq"], found["itq"])
+        assert scores[name] > 0.1 + max(scores["opq"], scores["pq"], scores["itq"])
     ids = [
         line
-        for line in done.printed.splitlines()
+        for line in notebook.printed.splitlines()
         if line.startswith(("by the tables", "in the file"))
     ]
     assert [line.partition(":")[2].count(",") for line in ids] == [4, 4]
 
 
 @executed
-def test_04_large_scale_search(done):
-    assert faiss.read_index(str(done.made / "index.faiss")).ntotal == 60_000
+def test_04_large_scale_search(notebook):
+    assert faiss.read_index(str(notebook.folder / "index.faiss")).ntotal == 60_000
     for promise in (
         "equal those in memory",
         "only even ids",
         "without any query's first result",
         "the same results",
     ):
-        assert f"{promise}: True" in done.printed
-    recall = done.column("recall@10")
+        assert f"{promise}: True" in notebook.printed
+    recall = notebook.column("recall@10")
     assert list(recall.values()) == [1, 1], "both scan or bound every item"
 
 
 @executed
-def test_05_likeness_and_class(done):
-    ranked, alike = done.column("mAP"), done.column("NN10@100")
+def test_05_likeness_and_class(notebook):
+    ranked, alike = notebook.column("mAP"), notebook.column("NN10@100")
     first, last = "feature_weight 0.0", "feature_weight 0.5"
     # The two ends: one has the class and no likeness, the other the likeness of PQ at more mAP than
     # the features themselves.
     assert ranked[first] > 0.1 + ranked[last]
     assert alike[last] > 0.1 + alike[first]
     assert ranked[last] > ranked["exact search, no code"]
-    assert all(map(done.is_picture, ("frontier.png", "gallery-0.0.png", "gallery-0.5.png")))
+    assert all(map(notebook.is_picture, ("frontier.png", "gallery-0.0.png", "gallery-0.5.png")))
 
 
 @pytest.mark.parametrize(
@@ -162,6 +162,6 @@ def test_05_likeness_and_class(done):
 def test_what_should_not_be_published_is_not_written(tmp_path, kernel, code, fault):
     small = tmp_path / "03_small.py"
     small.write_text(f"# %%\n{code}\n")
-    (found,) = build.build(small, kernel)
-    assert found.startswith(fault)
+    (message,) = build.build(small, kernel)
+    assert message.startswith(fault)
     assert not small.with_suffix(".ipynb").exists()

@@ -83,7 +83,7 @@ def test_the_path_ends_in_figures_far_above_chance(products):
     assert of_codes.ranking.map == ranked(all_rows, all_rows).map
 
 
-def test_queries_that_may_have_been_trained_on_are_refused_and_other_data_are_split_anew(products):
+def test_trained_queries_are_refused_and_other_data_split_anew(products):
     with pytest.raises(MismatchError, match="protocol 1"):
         evaluate(products.model, digits(), protocol="2")
     repeated = evaluate(products.model, digits(), protocol="1")

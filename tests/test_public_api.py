@@ -44,7 +44,7 @@ def test_every_public_name_is_a_documented_function_or_class():
     assert {*packages, "gpq_cli"} == set(settings["tool"]["setuptools"]["packages"])
 
 
-def test_names_are_imported_late_and_stay_functions_once_every_module_is():
+def test_names_are_imported_late_and_never_become_modules():
     """A module of the same name would take a function's place when somebody imports it."""
     code = """
 import importlib, pkgutil, sys, types

@@ -15,14 +15,16 @@ from gpq_faiss.data.open import open_data
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 
+PAPER_LOSSES = "gpq (preset paper, network and training of the others)"
+
 # Row of a table in README or docs -> row of the results file, where they differ.
 ROWS = {
     "class-posterior codes, the default": "posterior",
     "– all bits for the class": "posterior (all codebooks for the class)",
     "DTQ, learning rate 2e-3": "dtq (learning rate 2e-3)",
     "SDH": "sdh",
-    "GPQ, the paper's losses with the network and training of the others": "gpq (preset paper, network and training of the others)",
-    "GPQ, the paper's losses, network of the others": "gpq (preset paper, network and training of the others)",
+    "GPQ, the paper's losses with the network and training of the others": PAPER_LOSSES,
+    "GPQ, the paper's losses, network of the others": PAPER_LOSSES,
     "GPQ, preset `paper`": "gpq (preset paper)",
     "OPQ": "opq",
     "*exact float features*": "float",
@@ -38,7 +40,7 @@ def tables(name):
     """The tables of a results file: rows of column -> cell; the first column is "" and has no sizes
     of codes.
     """
-    found = []
+    parsed = []
     head = []
     for line in (RESULTS / f"{name}.md").read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
@@ -46,11 +48,11 @@ def tables(name):
             head = []
         elif not head:
             head = ["", *cells[1:]]
-            found.append([])
+            parsed.append([])
         elif not set(line) <= set("|-: "):
             cells[0] = re.sub(r" \([\d,]+ bits (an|per) item\)", "", cells[0])
-            found[-1].append(dict(zip(head, cells, strict=True)))
-    return found
+            parsed[-1].append(dict(zip(head, cells, strict=True)))
+    return parsed
 
 
 def committed(name, row, column):
@@ -68,7 +70,7 @@ def table_under(page, first):
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[2:]]
 
 
-def check(where, shown, file, rows, column):
+def check(location, shown, file, rows, column):
     """Assert that a cell ("0.681", or several with semicolons) holds the committed figures, as far
     as it has figures.
     """
@@ -77,7 +79,7 @@ def check(where, shown, file, rows, column):
             value = float(committed(file, row, column))
             # Some figures were rounded from the four digits of the files.
             assert float(text) == pytest.approx(value, abs=0.00056), (
-                f"{where}: {file}, {row}, {column}"
+                f"{location}: {file}, {row}, {column}"
             )
 
 
@@ -93,13 +95,16 @@ def check(where, shown, file, rows, column):
         (
             "docs/recommended.md",
             "| | 12 bits |",
-            "default-ablation 12 48 NN10@100, default-ablation-few 48, default-ablation-omniglot 12 48",
+            "default-ablation 12 48 NN10@100, default-ablation-few 48, "
+            "default-ablation-omniglot 12 48",
         ),
     ],
 )
 def test_rows_have_the_committed_figures(page, head, files):
     """``files``: those of the columns of the page, each with its own columns."""
-    columns = [(file, column) for file, *own in map(str.split, files.split(", ")) for column in own]
+    columns = [
+        (file, column) for file, *names in map(str.split, files.split(", ")) for column in names
+    ]
     rows = table_under(page, head)
     assert len(rows) >= 4
     for label, *cells in rows:
@@ -145,7 +150,7 @@ def test_the_default_has_the_committed_figures():
         labels = re.findall(r"\((\d+)\)", label)[
             -1
         ]  # scenes have one table for both numbers of labels
-        found = {
+        figures = {
             row[""].removesuffix(" (no code)"): row
             for row in tables(file)[0]
             if row.get("labels seen", labels) == labels
@@ -153,7 +158,7 @@ def test_the_default_has_the_committed_figures():
         for text, name, column in zip(cells, names, columns, strict=True):
             if text:
                 assert float(text) == pytest.approx(
-                    float(found[name][column].split()[0]), abs=0.00056
+                    float(figures[name][column].split()[0]), abs=0.00056
                 ), label
 
 
@@ -163,7 +168,7 @@ def test_every_figure_stands_in_a_file_that_its_section_names(page):
     for section in re.split(r"^## ", (ROOT / page).read_text(encoding="utf-8"), flags=re.M):
         files = re.findall(r"results/([\w-]+)\.md", section)
         text = "".join((RESULTS / f"{file}.md").read_text(encoding="utf-8") for file in files)
-        known = [
+        numbers = [
             float(number.replace(",", "")) for number in re.findall(r"[\d,]*\d(?:\.\d+)?", text)
         ]
         if not files:
@@ -173,7 +178,7 @@ def test_every_figure_stands_in_a_file_that_its_section_names(page):
         ):
             digits = len(shown.split(".")[1])
             figure = float(shown.replace(",", ""))
-            near = [value for value in known if abs(figure - value) < 0.56 * 10**-digits]
+            near = [value for value in numbers if abs(figure - value) < 0.56 * 10**-digits]
             assert near, f"{section[:40]}: {shown}"
 
 

@@ -25,7 +25,9 @@ N, Q, WIDTH = 300, 12, 20
 # What the extra ``train`` brings, and all else that the base and ``search`` do not.
 BLOCKED = """
 import sys
-for name in ("torch", "torchvision", "sklearn", "scipy", "onnx", "onnxscript", "pyarrow", "timm", "fastapi"):
+for name in (
+    "torch", "torchvision", "sklearn", "scipy", "onnx", "onnxscript", "pyarrow", "timm", "fastapi"
+):
     sys.modules[name] = None
 """
 COMMANDS = f"""{BLOCKED}
@@ -86,7 +88,8 @@ WORKING = [
     "export model --to numpy --out codebooks.npz",
     "info model --format json",
     "search encoder.onnx index.faiss queries.npy -k 5 --format json",
-    "evaluate encoder.onnx features:queries.npy --labels queries-labels.npy --codes items.h5 --format json",
+    "evaluate encoder.onnx features:queries.npy --labels queries-labels.npy --codes items.h5"
+    " --format json",
 ]
 NEEDS_TORCH = [
     "train features:items.npy --labels items-labels.npy --out other",

@@ -12,10 +12,13 @@ from gpq_faiss.methods.registry import METHODS
 def test_methods_are_listed_in_the_order_of_the_tables():
     lines = done("experiment methods").splitlines()[2:]
     listed = json.loads(done("experiment methods --format json"))
-    assert [line.split()[0] for line in lines] == [row["method"] for row in listed] == list(METHODS) == [
-        "gpq", "gpq-f", "gpq-h", "gpq-t", "posterior", "ssgah", "bgdh", "ssdh", "pqn", "dtq", "dqn", "subic", "ninh", "cnnh", "lopq", "opq",
-        "pq", "sdh", "itq", "sh", "float", "classifier", "classifier-6",
+    names = [
+        "gpq", "gpq-f", "gpq-h", "gpq-t", "posterior", "ssgah", "bgdh", "ssdh", "pqn", "dtq", "dqn",
+        "subic", "ninh", "cnnh", "lopq", "opq", "pq", "sdh", "itq", "sh", "float", "classifier",
+        "classifier-6",
     ]  # fmt: skip
+    assert [line.split()[0] for line in lines] == names
+    assert [row["method"] for row in listed] == list(METHODS) == names
     of = {row["method"]: row for row in listed}
     assert of["gpq"]["learns"] == of["ssdh"]["learns"] == "semi-supervised"
     assert of["pqn"]["learns"] == of["sdh"]["learns"] == "supervised"

@@ -23,7 +23,10 @@ from gpq_faiss.methods.gpq import build_gpq
 from gpq_faiss.methods.registry import make_method
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gpq-faiss-example"
-SHORT = "--labelled 10-per-class --preset paper --bits 12 --set training.steps=4 --set training.batch_labelled=30"
+SHORT = (
+    "--labelled 10-per-class --preset paper --bits 12 --set training.steps=4"
+    " --set training.batch_labelled=30"
+)
 LINEAR = "--set network.backbone=linear"
 WITH_LOSS = preset("paper").with_settings(
     {"loss": {"extra": {"compactness": 0.5}}, "network": {"backbone": "linear"}}

@@ -5,7 +5,13 @@ from commands import content, done
 
 from gpq_faiss.store.hdf5 import read_arrays
 
-GRID = 'methods = ["gpq", "pq"]\nbits = [12]\nseeds = [0]\nlabelled = "20-per-class"\npreset = "paper"\n'
+GRID = """
+methods = ["gpq", "pq"]
+bits = [12]
+seeds = [0]
+labelled = "20-per-class"
+preset = "paper"
+"""
 DATA = "features:features.npy --labels labels.npy"
 CALLS = [
     f"train {DATA} --preset run.toml --set training.steps=6 --out NEW/model",

@@ -59,23 +59,23 @@ def save(path: Path, content: Any) -> Path:
 
 def hub(kinds: dict[str, Any] | None = None, /, **columns: Any) -> datasets.Dataset:
     """A data set of columns, some of them of kinds."""
-    found = datasets.Dataset.from_dict(columns)
+    data = datasets.Dataset.from_dict(columns)
     for name, kind in (kinds or {}).items():
-        found = found.cast_column(name, kind)
-    return found
+        data = data.cast_column(name, kind)
+    return data
 
 
 def shard(path: Path, members: dict[str, bytes | None]) -> str:
     """A tar of those members that have a content, as a WebDataset."""
-    held = (
+    entries = (
         (name, tarfile.REGTYPE, content) for name, content in members.items() if content is not None
     )
-    return f"webdataset:{save(path, raw_tar(*held))}"
+    return f"webdataset:{save(path, raw_tar(*entries))}"
 
 
-def refused(spec: Any, why: str, **options: Any) -> str:
+def refused(spec: Any, message: str, **options: Any) -> str:
     """What a source says that cannot be opened or read: one line."""
-    with pytest.raises((DataError, UsageError), match=why) as caught:
+    with pytest.raises((DataError, UsageError), match=message) as caught:
         open_data(spec, **options).read(slice(None))
     assert str(caught.value).isprintable()
     return str(caught.value)

@@ -98,9 +98,15 @@ OPTIONS = [
     ("digits", {"max_bad": float("nan")}, "give a fraction"),
     ("none.parquet", {}, r"\[1\]: numbers \[N, width\] are needed"),
     ("bad.tar.gz", {}, "bad.tar.gz is compressed: extract it"),
-    *[(spec, {}, f"unknown data.*{re.escape(FORMS)}") for spec in ("mnist:x", "", "Digits", "a\nb")],
+    *[
+        (spec, {}, f"unknown data.*{re.escape(FORMS)}")
+        for spec in ("mnist:x", "", "Digits", "a\nb")
+    ],
     *[(form, {}, "a path too many or too few") for form in ("nuswide", "csv:", "hf", "cifar10:")],
-    *[(f"{form}:no.npy", {}, "no.npy.* not found") for form in ("folder", "list", "features", "hf")],
+    *[
+        (f"{form}:no.npy", {}, "no.npy.* not found")
+        for form in ("folder", "list", "features", "hf")
+    ],
 ]  # fmt: skip
 
 
@@ -127,27 +133,27 @@ def folder(sound, monkeypatch):
     return sound
 
 
-@pytest.mark.parametrize(("name", "content", "why"), VECTORS)
-def test_files_of_vectors(folder, name, content, why):
+@pytest.mark.parametrize(("name", "content", "message"), VECTORS)
+def test_files_of_vectors(folder, name, content, message):
     save(folder / name, content)
-    refused(f"features:{name}", f"(?=.*{name}).*{why}")
+    refused(f"features:{name}", f"(?=.*{name}).*{message}")
 
 
-@pytest.mark.parametrize(("name", "content", "why"), LABELS)
-def test_files_of_labels(folder, name, content, why):
+@pytest.mark.parametrize(("name", "content", "message"), LABELS)
+def test_files_of_labels(folder, name, content, message):
     save(folder / name, content)
-    refused("features:x.npy", why, labels=name)
+    refused("features:x.npy", message, labels=name)
 
 
-@pytest.mark.parametrize(("spec", "content", "why"), LISTS)
-def test_lists_and_archives_of_images(folder, spec, content, why):
+@pytest.mark.parametrize(("spec", "content", "message"), LISTS)
+def test_lists_and_archives_of_images(folder, spec, content, message):
     save(folder / spec.partition(":")[2], content)
-    refused(spec, why)
+    refused(spec, message)
 
 
-@pytest.mark.parametrize(("spec", "options", "why"), OPTIONS)
-def test_arguments(folder, spec, options, why):
-    refused(spec, why, **options)
+@pytest.mark.parametrize(("spec", "options", "message"), OPTIONS)
+def test_arguments(folder, spec, options, message):
+    refused(spec, message, **options)
 
 
 @pytest.mark.parametrize("name", ["a.npy", "a.npz", "a.csv"])
@@ -168,9 +174,9 @@ HUB = {"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])
 PICTURES = hub(HUB, image=[{"bytes": png(i), "path": None} for i in range(3)], label=[0, 1, 0])
 
 
-def frame(**more):
+def frame(**columns):
     return pd.DataFrame(
-        {"id": range(40), "path": [f"p/{i}" for i in range(40)], "label": ["a"] * 40, **more}
+        {"id": range(40), "path": [f"p/{i}" for i in range(40)], "label": ["a"] * 40, **columns}
     )
 
 
@@ -209,9 +215,9 @@ OBJECTS = [
 ]
 
 
-@pytest.mark.parametrize(("source", "options", "why"), OBJECTS)
-def test_objects(source, options, why):
-    refused(source, why, **options)
+@pytest.mark.parametrize(("source", "options", "message"), OBJECTS)
+def test_objects(source, options, message):
+    refused(source, message, **options)
 
 
 def test_hub_folders(tmp_path, monkeypatch):

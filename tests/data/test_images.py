@@ -87,14 +87,14 @@ NEAR = [
 
 
 @pytest.mark.parametrize(
-    ("data", "expected", "most"),
+    ("data", "expected", "tolerance"),
     [*((*x, 0) for x in EXACT), *((*x, 3) for x in NEAR)],
     ids=range(21),
 )
-def test_images_look_as_in_a_viewer(data, expected, most):
+def test_images_look_as_in_a_viewer(data, expected, tolerance):
     pixels = decode_image(data, max_pixels=max(np.size(expected) // 3, 1))  # the limit is inclusive
     assert pixels.shape == np.shape(expected)
-    assert np.abs(pixels - np.asarray(expected, float)).max() <= most
+    assert np.abs(pixels - np.asarray(expected, float)).max() <= tolerance
 
 
 NO_IMAGES = [
@@ -120,26 +120,26 @@ BAD_BYTES = [
 
 
 @pytest.mark.parametrize(
-    ("convert", "bad", "why"),
+    ("convert", "bad", "message"),
     [
         *[
-            (partial(decode_image, name="here.png"), data, f"here.png: .*{why}")
-            for data, why in BAD_BYTES
+            (partial(decode_image, name="here.png"), data, f"here.png: .*{message}")
+            for data, message in BAD_BYTES
         ],
         (
             partial(decode_image, max_pixels=34),
             encoded(PIXELS),
             "7 x 5 pixels: .* at most 34 are allowed",
         ),
-        *[(partial(to_images, size=8), bad, why) for bad, why in NO_IMAGES],
+        *[(partial(to_images, size=8), bad, message) for bad, message in NO_IMAGES],
         *[
             (partial(to_vectors, width=8), bad, "items to embed")
             for bad in ("abc", [[1, 2, 3], [1]], [[1, 2, 3]])
         ],
     ],
 )
-def test_what_is_no_item_is_one_clear_line(convert, bad, why):
-    with pytest.raises(DataError, match=why) as caught:
+def test_what_is_no_item_is_one_clear_line(convert, bad, message):
+    with pytest.raises(DataError, match=message) as caught:
         convert(bad)
     assert str(caught.value).isprintable()
 
@@ -152,8 +152,8 @@ def test_what_is_no_item_is_one_clear_line(convert, bad, why):
 )
 def test_mutated_files_give_an_image_or_a_data_error(format_, flips, cut):
     data = bytearray(encoded(random_rgb(9, 12), format_))
-    for at, value in flips:
-        data[at % len(data)] = value
+    for position, value in flips:
+        data[position % len(data)] = value
     try:
         image = decode_image(bytes(data[: len(data) - cut % len(data)]), max_pixels=1 << 20)
     except DataError as error:

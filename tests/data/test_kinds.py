@@ -181,8 +181,8 @@ SHIFTED = {
 
 @pytest.mark.parametrize("name", SHIFTED)
 def test_labels_of_neighbours_are_refused(folder, name):
-    text, why = SHIFTED[name]
-    refused("x.npy", why, labels=save(folder / name, text))
+    text, message = SHIFTED[name]
+    refused("x.npy", message, labels=save(folder / name, text))
 
 
 def test_series_of_other_rows_is_refused():
@@ -223,10 +223,10 @@ FOREIGN = {
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_forms_that_are_not_read_are_named(folder, name):
-    content, why = FOREIGN[name]
+    content, message = FOREIGN[name]
     save(folder / name, content)
-    refused("x.npy", why, labels=name)
-    refused(f"features:{name}", why)
+    refused("x.npy", message, labels=name)
+    refused(f"features:{name}", message)
 
 
 def fvecs(path):
@@ -290,9 +290,9 @@ def test_folders_of_embeddings_are_one_set(folder):
 
 
 def test_images_in_parquet_and_in_clones_of_hubs(folder):
-    held = {"image": [png(i) for i in range(4)], "label": ["a", "b"] * 2}
-    save(folder / "i.parquet", held)
-    rows = datasets.Dataset.from_dict(held).cast_column("image", datasets.Image(decode=False))
+    columns = {"image": [png(i) for i in range(4)], "label": ["a", "b"] * 2}
+    save(folder / "i.parquet", columns)
+    rows = datasets.Dataset.from_dict(columns).cast_column("image", datasets.Image(decode=False))
     (folder / "clone/data").mkdir(parents=True)
     rows.to_parquet("clone/data/train-00000-of-00001.parquet")
     for data in (open_data("i.parquet"), open_data("clone")):
@@ -347,14 +347,14 @@ def test_vectors_in_objects(folder):
 
 def test_parts_of_torch_data_sets_keep_class_names(folder):
     put(folder / "i", *(f"{c}/{k}.png" for c in ("cat", "dog") for k in range(5)))
-    whole = ImageFolder("i")
+    images = ImageFolder("i")
     for source in (
-        Subset(whole, [0, 3, 7]),
-        random_split(whole, [5, 5])[0],
-        ConcatDataset([whole, whole]),
+        Subset(images, [0, 3, 7]),
+        random_split(images, [5, 5])[0],
+        ConcatDataset([images, images]),
     ):
         assert open_data(source).labels.class_names == ("cat", "dog")
-    assert classes(open_data(Subset(Subset(whole, range(8)), [1, 6]))) == ["cat", "dog"]
+    assert classes(open_data(Subset(Subset(images, range(8)), [1, 6]))) == ["cat", "dog"]
 
 
 # Folders ------------------------------------------------------------------------------------------
@@ -394,9 +394,9 @@ def test_links_inside_the_tree_are_left_out(tmp_path):
 @given(st.floats(0.01, 100), st.floats(-5, 5))
 def test_another_scale_is_a_warning(factor, shift):
     x = np.abs(X)
-    known, changed = scale_of(x), factor * x + shift
-    expected = not 1 / 1.5 <= scale_of(changed)["norm"] / known["norm"] <= 1.5
-    ends = max(abs(scale_of(changed)[end] - known[end]) for end in ("low", "high"))
-    expected |= ends > 0.5 * (known["high"] - known["low"])
-    assert (scale_warning(known, scale_of(changed), N) is not None) == expected
-    assert scale_warning(known, scale_of(x[:1]), 1) is None
+    scale, changed = scale_of(x), factor * x + shift
+    expected = not 1 / 1.5 <= scale_of(changed)["norm"] / scale["norm"] <= 1.5
+    ends = max(abs(scale_of(changed)[end] - scale[end]) for end in ("low", "high"))
+    expected |= ends > 0.5 * (scale["high"] - scale["low"])
+    assert (scale_warning(scale, scale_of(changed), N) is not None) == expected
+    assert scale_warning(scale, scale_of(x[:1]), 1) is None

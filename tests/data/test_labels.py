@@ -26,10 +26,10 @@ def test_packed_equals_dense(dense):
     n, c = dense.shape
     assert (len(labels), labels.n_classes, labels.dense().dtype) == (n, c, np.float32)
     assert labels.multi_label == bool((dense.sum(axis=1) > 1).any())
-    rows, some = np.flatnonzero(np.arange(n) % 3 == 0)[::-1], np.arange(c)[::-2]
-    selected = labels.over(str(k) for k in some)
-    assert selected.class_names == tuple(str(k) for k in some)
-    for found, expected in (
+    rows, classes = np.flatnonzero(np.arange(n) % 3 == 0)[::-1], np.arange(c)[::-2]
+    selected = labels.over(str(k) for k in classes)
+    assert selected.class_names == tuple(str(k) for k in classes)
+    for result, expected in (
         (labels.packed, np.packbits(dense, axis=1)),
         (labels.dense(dtype=bool), dense),
         (labels.counts(), dense.sum(axis=0)),
@@ -38,10 +38,10 @@ def test_packed_equals_dense(dense):
         (labels.take(rows).dense(), dense[rows]),
         (labels.dense(slice(1, 4)), dense[1:4]),
         (labels.masked(rows).dense(), dense & np.isin(np.arange(n), rows)[:, None]),
-        (selected.dense(), dense[:, some]),
+        (selected.dense(), dense[:, classes]),
         (labels.over(["x", *labels.class_names]).dense()[:, 1:], dense),
     ):
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(result, expected)
 
 
 @given(st.lists(st.integers(-1, 40), max_size=50))
@@ -53,8 +53,8 @@ def test_ids_round_trip(ids):
     np.testing.assert_array_equal(Labels.from_ids(small).class_ids(), small)
 
 
-def memory(x, **more):
-    return FeatureDataset(name="m", ids=np.arange(len(x)), fingerprint="f", matrix=x, **more)
+def memory(x, **options):
+    return FeatureDataset(name="m", ids=np.arange(len(x)), fingerprint="f", matrix=x, **options)
 
 
 @pytest.mark.parametrize(
@@ -161,11 +161,11 @@ def test_images_by_name_and_a_column_that_is_named(tmp_path):
     put(tmp_path / "images", "a.png", f"{NFD}/b.png", "c.png")
     table = {"path": ["c.png", "a.png", f"{NFC}/b.png"], "kind": ["k", "", "l"]}
     table["labels"] = [["x", "y"], ["y"], None]
-    given = str(save(tmp_path / "l.parquet", table))
-    found = open_data(tmp_path / "images", labels=given)
-    by_name = dict(zip(found.texts["name"].tolist(), names_of(found), strict=True))
+    labels_path = str(save(tmp_path / "l.parquet", table))
+    data = open_data(tmp_path / "images", labels=labels_path)
+    by_name = dict(zip(data.texts["name"].tolist(), names_of(data), strict=True))
     assert by_name == {"a.png": "y", "c.png": "x y", f"{NFC}/b.png": ""}
-    kinds = open_data(tmp_path / "images", labels=given, label_column="kind")
+    kinds = open_data(tmp_path / "images", labels=labels_path, label_column="kind")
     assert sorted(names_of(kinds)) == ["", "k", "l"]
 
 
@@ -173,16 +173,16 @@ def test_ids_and_names(tmp_path):
     folder = tmp_path / "data"
     put(folder, "cat/a.png", "cat/b.png", "dog/c.png")
     assert open_data(folder).ids.tolist() == [0, 1, 2]
-    given = {"ids": str(save(tmp_path / "ids.txt", "70\n-5 # a comment\n70\n"))}
-    given["names"] = str(save(tmp_path / "names.txt", "one\ntwo\nthree\n"))
-    data = open_data(folder, **given, labels=np.array([1, -1, 0]))
+    files = {"ids": str(save(tmp_path / "ids.txt", "70\n-5 # a comment\n70\n"))}
+    files["names"] = str(save(tmp_path / "names.txt", "one\ntwo\nthree\n"))
+    data = open_data(folder, **files, labels=np.array([1, -1, 0]))
     assert (data.ids.tolist(), data.texts["name"].tolist()) == (
         [70, -5, 70],
         ["one", "two", "three"],
     )
     assert data.require_labels().class_ids().tolist() == [1, -1, 0]
     assert "1 of the 3 ids are repeated" in data.notes
-    marks = [open_data(folder, **{k: v}).fingerprint for k, v in given.items()]
+    marks = [open_data(folder, **{k: v}).fingerprint for k, v in files.items()]
     assert len({data.fingerprint, *marks}) == 3
 
 

@@ -40,28 +40,33 @@ def made(n=3000, c=9, seed=0, several=True):
 
 
 def test_cifar_sizes_are_the_papers():
-    one, two, authors = (make_split(CIFAR, protocol) for protocol in ("1", "2", "gpq-authors"))
-    assert sizes(one) == sizes(authors) == (1000, 5000, 54_000, 54_000)
-    assert set(CIFAR.take(one.query).counts()) == {100}
-    assert set(CIFAR.take(one.labelled).counts()) == {500}
-    assert sizes(two) == (9000, 21_000, 30_000, 30_000)
-    assert sorted(CIFAR.take(two.query).counts()) == [0] * 7 + [3000] * 3
-    assert sorted(CIFAR.take(two.labelled).counts()) == [0] * 3 + [3000] * 7
-    assert set(CIFAR.take(two.database).counts()) == {3000}
+    protocol1, protocol2, authors = (
+        make_split(CIFAR, protocol) for protocol in ("1", "2", "gpq-authors")
+    )
+    assert sizes(protocol1) == sizes(authors) == (1000, 5000, 54_000, 54_000)
+    assert set(CIFAR.take(protocol1.query).counts()) == {100}
+    assert set(CIFAR.take(protocol1.labelled).counts()) == {500}
+    assert sizes(protocol2) == (9000, 21_000, 30_000, 30_000)
+    assert sorted(CIFAR.take(protocol2.query).counts()) == [0] * 7 + [3000] * 3
+    assert sorted(CIFAR.take(protocol2.labelled).counts()) == [0] * 3 + [3000] * 7
+    assert set(CIFAR.take(protocol2.database).counts()) == {3000}
     for c in range(10):
         rows = np.flatnonzero(CIFAR.class_ids() == c)
-        rest = np.delete(rows, slice(None, None, 60))
+        remaining = np.delete(rows, slice(None, None, 60))
         assert np.isin(rows[::60], authors.query).all()
-        assert np.isin(rest[:500], authors.labelled).all()
+        assert np.isin(remaining[:500], authors.labelled).all()
     assert len(make_split(CIFAR, "gpq-authors", labelled="20-per-class").labelled) == 200
-    assert make_split(CIFAR, seed=1).hash != one.hash
+    assert make_split(CIFAR, seed=1).hash != protocol1.hash
     small, large = (make_split(CIFAR, seed=3, labelled=spec) for spec in ("10-per-class", "5%"))
     np.testing.assert_array_equal(small.query, large.query)
     assert np.isin(small.labelled, large.labelled).all()
     assert len(large.labelled) == len(make_split(CIFAR, labelled="0.05").labelled) == 3000
 
 
-REFUSALS = "too few|no labelled item|lower it|lower --labelled|two classes|no class is called|of the classes"
+REFUSALS = (
+    "too few|no labelled item|lower it|lower --labelled"
+    "|two classes|no class is called|of the classes"
+)
 
 
 @settings(max_examples=150, deadline=None)
@@ -83,16 +88,16 @@ def test_roles(n, c, several, seed, protocol, spec):
     except GpqError as error:
         assert re.search(REFUSALS, str(error))  # noqa: PT017
         return
-    has = set(np.flatnonzero(labels.has()))
+    with_labels = set(np.flatnonzero(labels.has()))
     query, labelled, unlabelled, database = (set(getattr(split, role).tolist()) for role in ROLES)
     assert not query & (labelled | unlabelled | database) | labelled & (unlabelled | database)
-    assert (query | labelled | database) <= has
+    assert (query | labelled | database) <= with_labels
     view = split.training_labels(labels)
     assert set(np.flatnonzero(view.has())) == labelled
     assert view.counts().min() > 0
     assert split.hash == make_split(labels, protocol, seed=seed, labelled=spec).hash
-    packed, others = labels.packed.copy(), sorted(set(range(n)) - labelled)
-    packed[others] = np.random.default_rng(1).permutation(packed[others])
+    packed, hidden_rows = labels.packed.copy(), sorted(set(range(n)) - labelled)
+    packed[hidden_rows] = np.random.default_rng(1).permutation(packed[hidden_rows])
     scrambled = split.training_labels(Labels(packed, labels.class_names))
     np.testing.assert_array_equal(
         scrambled.packed, view.packed, "the training sees no hidden label"
@@ -100,13 +105,13 @@ def test_roles(n, c, several, seed, protocol, spec):
     if not protocol.startswith("transfer"):
         assert database <= unlabelled
         assert query | labelled | unlabelled == set(range(n))
-        assert protocol == "2" or database == unlabelled & has
+        assert protocol == "2" or database == unlabelled & with_labels
         return
     classes = [set(np.flatnonzero(row)) for row in labels.dense(dtype=bool)]
-    present, seen = set().union(*classes), set(split.seen_classes or ())
-    hidden, unseen = present - seen, protocol.partition(":")[2]
-    assert set() < seen < present
-    assert view.class_names == tuple(labels.class_names[k] for k in sorted(seen))
+    present, seen_classes = set().union(*classes), set(split.seen_classes or ())
+    hidden, unseen = present - seen_classes, protocol.partition(":")[2]
+    assert set() < seen_classes < present
+    assert view.class_names == tuple(labels.class_names[k] for k in sorted(seen_classes))
     if unseen:
         assert hidden == {k for k in present if re.fullmatch(unseen.replace(",", "|"), str(k))}
     else:
@@ -120,20 +125,26 @@ def test_roles(n, c, several, seed, protocol, spec):
     assert spec not in (None, "all") or not unlabelled
 
 
-def test_transfer_and_protocol2_of_a_seed_have_the_same_queries_and_unseen_classes_have_names():
+def test_transfer_and_protocol2_share_queries_and_unseen_classes_have_names():
     assert sizes(make_split(CIFAR, "transfer", seed=3)) == (9000, 42_000, 0, 9000)
-    few = make_split(CIFAR, "transfer", seed=3, labelled="500-per-class")
-    assert sizes(few) == (9000, 3500, 38_500, 9000)
+    small = make_split(CIFAR, "transfer", seed=3, labelled="500-per-class")
+    assert sizes(small) == (9000, 3500, 38_500, 9000)
     for labels in (CIFAR, made()):
-        one, two = (make_split(labels, protocol, seed=3) for protocol in ("transfer", "2"))
-        assert one.seen_classes == two.seen_classes
-        np.testing.assert_array_equal(one.query, two.query)
-        assert np.isin(one.database, two.database).all()
-        assert np.isin(two.labelled, one.labelled).all()
+        transfer, protocol2 = (
+            make_split(labels, protocol, seed=3) for protocol in ("transfer", "2")
+        )
+        assert transfer.seen_classes == protocol2.seen_classes
+        np.testing.assert_array_equal(transfer.query, protocol2.query)
+        assert np.isin(transfer.database, protocol2.database).all()
+        assert np.isin(protocol2.labelled, transfer.labelled).all()
     assert make_split(CIFAR, "transfer").hash != make_split(CIFAR, "transfer", seed=1).hash
-    for spec, seen in (("Balinese-*", (2, 3, 4)), ("Latin-?1, N_Ko,", (0, 1, 3)), ("[BL]*", (4,))):
+    for spec, seen_classes in (
+        ("Balinese-*", (2, 3, 4)),
+        ("Latin-?1, N_Ko,", (0, 1, 3)),
+        ("[BL]*", (4,)),
+    ):
         split = make_split(TYPES, f"transfer:{spec}")
-        assert (split.seen_classes, split.name) == (seen, f"transfer:{spec}")
+        assert (split.seen_classes, split.name) == (seen_classes, f"transfer:{spec}")
 
 
 @pytest.mark.parametrize(

@@ -124,8 +124,8 @@ def test_offline_names_the_remedy(tmp_path, monkeypatch, error, form, kind):
         raise error
 
     monkeypatch.setattr(kind, "download", offline)
-    part = {"cifar10": "cifar-10-python.tar.gz", "fashion-mnist": "idx files"}[form]
-    refused(f"{form}:{tmp_path}/new", f"is not available.*{part}.*{tmp_path}/new.*FOLDER")
+    archive = {"cifar10": "cifar-10-python.tar.gz", "fashion-mnist": "idx files"}[form]
+    refused(f"{form}:{tmp_path}/new", f"is not available.*{archive}.*{tmp_path}/new.*FOLDER")
 
 
 # NUS-WIDE -----------------------------------------------------------------------------------------
@@ -158,19 +158,21 @@ def nuswide(root, end="\n"):
 def test_nuswide_official_layout(end, concepts, tmp_path):
     matrix = nuswide(tmp_path, end)
     top = sorted(np.argsort(-matrix.sum(axis=0), kind="stable")[:concepts].tolist())
-    kept = np.flatnonzero(matrix[:, top].any(axis=1))
-    for given in (f"nuswide:{tmp_path}", tmp_path):
-        dataset = open_data(given, concepts=concepts)
-        assert dataset.ids.tolist() == kept.tolist()
-        assert np.array_equal(dataset.require_labels().dense(dtype=bool), matrix[kept][:, top])
+    labelled_rows = np.flatnonzero(matrix[:, top].any(axis=1))
+    for source in (f"nuswide:{tmp_path}", tmp_path):
+        dataset = open_data(source, concepts=concepts)
+        assert dataset.ids.tolist() == labelled_rows.tolist()
+        assert np.array_equal(
+            dataset.require_labels().dense(dtype=bool), matrix[labelled_rows][:, top]
+        )
         assert dataset.require_labels().class_names == tuple(NAMES[c] for c in top)
         assert all(image is not None for image in dataset.read(slice(None)))
-        bare = 30 - len(kept)
+        bare = 30 - len(labelled_rows)
         assert dataset.notes[1] == f"{bare} of 30 images have none of the concepts"
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "why"),
+    ("file", "text", "message"),
     [
         (
             f"{LABELS}/Labels_sky.txt",
@@ -187,13 +189,13 @@ def test_nuswide_official_layout(end, concepts, tmp_path):
         ("Flickr/sky/0003_21.png", None, "1 of 27 images cannot be read"),
     ],
 )
-def test_nuswide_damaged_parts(file, text, why, tmp_path):
+def test_nuswide_damaged_parts(file, text, message, tmp_path):
     nuswide(tmp_path)
     (tmp_path / "Flickr" / "actor" / "0010_70.png").unlink()  # has no label, so it is not missed
     (tmp_path / file).rename(tmp_path / "elsewhere")
     if text is not None:
         save(tmp_path / file, text)
-    refused(f"nuswide:{tmp_path}", why, concepts=5)
+    refused(f"nuswide:{tmp_path}", message, concepts=5)
     if file.endswith("png"):
         dataset = open_data(tmp_path, concepts=5, max_bad=0.04)
         assert (len(dataset), dataset.ids[sorted(dataset.bad)].tolist()) == (27, [3])

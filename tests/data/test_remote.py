@@ -94,7 +94,7 @@ def test_shards_images_and_tables(site):
 
 
 @pytest.mark.parametrize(
-    ("spec", "why"),
+    ("spec", "message"),
     [
         ("features:URL/none-{0..1}.npy", "/none-0.npy cannot be read .404"),
         ("features:URL/cut.npy", "/cut.npy cannot be read"),
@@ -108,8 +108,8 @@ def test_shards_images_and_tables(site):
         ("features:s3://bucket/x.npy", "cannot be read .*s3fs"),
     ],
 )
-def test_what_cannot_be_read_is_one_line_and_leaves_nothing(site, spec, why):
+def test_what_cannot_be_read_is_one_line_and_leaves_nothing(site, spec, message):
     save(site.root / "text.npy", "hello " * 200)
-    assert "secret" not in refused(spec.replace("URL", site.url), why)
+    assert "secret" not in refused(spec.replace("URL", site.url), message)
     files = {path.name for path in cache_folder().rglob("*") if path.is_file()}
     assert files <= {"text.npy"}

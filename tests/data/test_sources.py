@@ -159,14 +159,14 @@ GONE = [OSError("the disk\nis gone") if i == 1 else PIXELS[i] for i in range(20)
 
 
 @pytest.mark.parametrize(
-    ("source", "why"),
+    ("source", "message"),
     [
         (hub({"image": datasets.Image()}, image=BROKEN), "hf:Dataset!1: not an"),
         (Items(GONE, targets=[0] * 20), "item 1: the disk is gone"),
     ],
 )
-def test_damaged_images_follow_the_limit(source, why):
-    refused(source, rf"1 of 20 images cannot be read \({why}")
+def test_damaged_images_follow_the_limit(source, message):
+    refused(source, rf"1 of 20 images cannot be read \({message}")
     images = open_data(source, max_bad=0.05).read(slice(None))
     assert [image is None for image in images] == [i == 1 for i in range(20)]
 
@@ -239,8 +239,8 @@ def test_files_of_vectors(tmp_path, form, kind):
     check(data, x.astype(np.float32), classes, not bare, form in ("npz", "parquet"))
 
 
-def frame(**more):
-    return pd.DataFrame({"id": IDS, "path": NAMES, "label": CELLS, **more})
+def frame(**columns):
+    return pd.DataFrame({"id": IDS, "path": NAMES, "label": CELLS, **columns})
 
 
 def test_tables_with_a_column_of_vectors(tmp_path):
@@ -352,10 +352,10 @@ def test_memory_does_not_grow_with_the_file(tmp_path, suffix):
 
     x = np.ones((160_000, 128), np.float32)
     file = save(tmp_path / f"x.{suffix}", x if suffix == "npy" else {"x": x})
-    data, before, most = open_data(f"features:{file}"), resident(), 0
+    data, before, peak = open_data(f"features:{file}"), resident(), 0
     tracemalloc.start()
     for i in range(0, len(data), 2000):
         data.read(slice(i, i + 2000))
-        most = max(most, resident() - before, tracemalloc.get_traced_memory()[1])
+        peak = max(peak, resident() - before, tracemalloc.get_traced_memory()[1])
     tracemalloc.stop()
-    assert most < 20e6
+    assert peak < 20e6

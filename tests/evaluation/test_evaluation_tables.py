@@ -46,15 +46,15 @@ def test_markdown_escapes_bars():
 def test_latex_and_html_escape_their_signs():
     row = {"a_b": "50 % & $x$ {y} \\z", "λ": Spread(0.5, 0.1, 3)}
     text = render([row], "latex", digits=1)
-    for part in (
+    for fragment in (
         r"50 \% \& \$x\$ \{y\} \textbackslash{}z",
         r"0.5 $\pm$ 0.1",
         r"a\_b",
         r"$\lambda$",
     ):
-        assert part in text
+        assert fragment in text
     page = render([{"a<b": "x & y", "n": 1234, "f": None}], "html")
-    assert all(part in page for part in ("a&lt;b", "x &amp; y", "1,234", "–"))
+    assert all(fragment in page for fragment in ("a&lt;b", "x &amp; y", "1,234", "–"))
 
 
 def test_csv_has_a_column_for_each_part_of_a_spread():

@@ -117,8 +117,8 @@ def problem(seed, *, n=70, q=9, m=3, size=4, classes=5, share=None, spread=3):
     codes = r.integers(0, size, (n, m)).astype(np.uint8)
     if m > 8:  # codes that only differ in their second word
         codes[:, :8] = 0
-    whole = r.integers(-spread, spread + 1, (q, m, size))
-    tables = (whole if spread else r.standard_normal((q, m, size))).astype(np.float32)
+    integers = r.integers(-spread, spread + 1, (q, m, size))
+    tables = (integers if spread else r.standard_normal((q, m, size))).astype(np.float32)
     if share is not None:
         yq, yb = r.random((q, classes)) < share, r.random((n, classes)) < share
         return tables, codes, yq, yb, (yq.astype(int) @ yb.T.astype(int)) > 0

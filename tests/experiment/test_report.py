@@ -86,8 +86,8 @@ def test_notes_state_data_budget_convention_and_machine(finished):
 @pytest.mark.parametrize("form", [*PAGES, "csv"])
 def test_every_form_has_steps_if_they_differ(tmp_path, form):
     variation = [{}, {"name": "longer", "config": {"training": {"steps": 3}}}]
-    one = {"methods": ["gpq"], "bits": [12], "seeds": [0], "config": SHORT}
-    complete(tmp_path, **one, variation=variation)
+    grid = {"methods": ["gpq"], "bits": [12], "seeds": [0], "config": SHORT}
+    complete(tmp_path, **grid, variation=variation)
     assert "steps" in report_experiment(tmp_path, form, table="map").split("longer")[0]
 
 
@@ -111,9 +111,9 @@ def test_requested_runs_without_a_file_are_missing(tmp_path):
     """The files alone could not tell of a seed and a method that no call came to."""
     complete(tmp_path, **ONE)
     assert read_experiment(tmp_path).missing() == []
-    more = ONE | {"methods": ["pq", "itq"], "seeds": [0, 1]}
+    grid = ONE | {"methods": ["pq", "itq"], "seeds": [0, 1]}
     expected = {"pq_12bits_seed1", "itq_12bits_seed0", "itq_12bits_seed1"}
-    assert set(missing_after_request(tmp_path, **more)) == expected
+    assert set(missing_after_request(tmp_path, **grid)) == expected
     complete(tmp_path, **ONE)  # a call of fewer runs forgets none
     assert len(read_experiment(tmp_path).missing()) == 3
 
@@ -170,8 +170,8 @@ def test_figures_of_a_table_are_in_its_markdown(finished, tmp_path):
 
 def test_heat_maps_leave_missing_cells_empty(tmp_path):
     product = {"loss.lambda1": [0.0, 0.1], "loss.lambda2": [0.0, 0.1]}
-    one = {"bits": [12], "seeds": [0], "config": SHORT}
-    complete(tmp_path, methods=["gpq", "pq"], **one, product=product)
+    grid = {"bits": [12], "seeds": [0], "config": SHORT}
+    complete(tmp_path, methods=["gpq", "pq"], **grid, product=product)
     next(tmp_path.glob("gpq_*lambda1-0.0-lambda2-0.0*.h5")).unlink()
     assert draw(tmp_path, "sensitivity", tmp_path).keys() == {"sensitivity-gpq-12.png"}
 
@@ -179,8 +179,8 @@ def test_heat_maps_leave_missing_cells_empty(tmp_path):
 def test_heat_maps_need_runs_that_differ_in_weights_alone(finished, tmp_path):
     complete(tmp_path / "pq", **ONE)
     variation = [{}, {"name": "longer", "config": {"training": {"steps": 3}}}]
-    one = {"methods": ["gpq"], "bits": [12], "seeds": [0], "config": SHORT}
-    complete(tmp_path / "longer", **one, variation=variation)
+    grid = {"methods": ["gpq"], "bits": [12], "seeds": [0], "config": SHORT}
+    complete(tmp_path / "longer", **grid, variation=variation)
     for name in ("pq", "longer"):
         with pytest.raises(DataError, match="a heat map shows runs of GPQ that differ in"):
             draw(tmp_path / name, "sensitivity", tmp_path)

@@ -36,13 +36,13 @@ def test_tables_and_codes_of_a_file_give_its_ap(finished, name):
 
 def test_methods_of_a_seed_share_split_and_stored_items(finished):
     names = {"vectors", "vector_rows", "top_ids", "query_rows", "database_rows"}
-    run, other = (read_run(finished / f"{x}_12bits_seed1.h5", names) for x in ("gpq", "pq"))
+    run, pq_run = (read_run(finished / f"{x}_12bits_seed1.h5", names) for x in ("gpq", "pq"))
     assert run.arrays["vectors"].shape == (30, 3 * 12)
     assert run.arrays["top_ids"].shape == (100, 1000)
     split = load_split(finished / f"split_{run.split_hash}.json")
-    np.testing.assert_array_equal(run.arrays["vector_rows"], other.arrays["vector_rows"])
-    np.testing.assert_array_equal(other.arrays["query_rows"], split.query)
-    np.testing.assert_array_equal(other.arrays["database_rows"], split.database)
+    np.testing.assert_array_equal(run.arrays["vector_rows"], pq_run.arrays["vector_rows"])
+    np.testing.assert_array_equal(pq_run.arrays["query_rows"], split.query)
+    np.testing.assert_array_equal(pq_run.arrays["database_rows"], split.database)
 
 
 @pytest.mark.parametrize("k", [1, 5, 59, 60])
@@ -171,7 +171,7 @@ def test_two_processes_give_the_files_of_one(finished, tmp_path):
 
 
 def test_an_interrupted_training_resumes_to_the_same_file(finished, tmp_path, monkeypatch):
-    one = {"methods": ["gpq"], "bits": [12], "seeds": [0], "vectors": 30}
+    grid = {"methods": ["gpq"], "bits": [12], "seeds": [0], "vectors": 30}
 
     def stop(step, steps):
         raise KeyboardInterrupt
@@ -185,9 +185,9 @@ def test_an_interrupted_training_resumes_to_the_same_file(finished, tmp_path, mo
     with monkeypatch.context() as patched:
         patched.setattr(running, "compute", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            complete(tmp_path, **one)
+            complete(tmp_path, **grid)
     assert list(tmp_path.glob(".partial/*/checkpoint.safetensors"))
-    assert complete(tmp_path, **one).completed == 1
+    assert complete(tmp_path, **grid).completed == 1
     assert_same(tmp_path / "gpq_12bits_seed0.h5", finished / "gpq_12bits_seed0.h5")
 
 

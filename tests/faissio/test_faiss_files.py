@@ -153,7 +153,8 @@ def test_trained_index_of_faiss_is_read(bits, mapped):
 
 
 FOREIGN = {
-    "OPQ6,PQ6x4": "an OPQ index, or another one behind a transform (IndexPreTransform around IndexPQ)",
+    "OPQ6,PQ6x4": "an OPQ index, or another one behind a transform "
+    "(IndexPreTransform around IndexPQ)",
     "PCA12,Flat": "behind a transform",
     "IVF4,PQ6x4": "an inverted file (IndexIVFPQ)",
     "IVF4,PQ6x4fs": "an inverted file (IndexIVFPQFastScan)",

@@ -33,21 +33,21 @@ from gpq_faiss.gpu.kernel import source_of
 
 
 @pytest.fixture
-def place(device):
+def target(device):
     """The device to ask for."""
-    with placed(device) as there:
-        yield there
+    with placed(device) as target:
+        yield target
 
 
-def ranking(made, mask, k):
+def ranking(data, mask, k):
     """The k best items of a mask by a full sort."""
-    codes, Z, ids, xq = made
+    codes, Z, ids, xq = data
     return padded_best(xq, codes[mask], Z, k, ids[mask])
 
 
-def within(made, mask, min_score):
+def within(data, mask, min_score):
     """All items of a mask with at least a score, by a full sort."""
-    codes, Z, ids, xq = made
+    codes, Z, ids, xq = data
     return brute_range(xq, codes[mask], Z, min_score, ids[mask])
 
 
@@ -66,26 +66,26 @@ def within(made, mask, min_score):
 def test_any_way_gives_the_ranking_of_what_passes(
     device, seed, shape, n, distinct, memory, share, passing
 ):
-    codes, Z, ids, xq = made = items(seed, *shape, n=n, distinct=distinct, queries=7)
-    with placed(device) as place:
-        index = to_gpu(Index.build(codes, Z, ids), place, memory=memory)
+    codes, Z, ids, xq = data = items(seed, *shape, n=n, distinct=distinct, queries=7)
+    with placed(device) as target:
+        index = to_gpu(Index.build(codes, Z, ids), target, memory=memory)
         assert index.ntotal == n
         k = max(1, int(share * min(n, 1500)))
         allowed = np.random.default_rng(seed).random(n) < passing
-        assert same(index.search(xq, k, allow=ids[allowed]), ranking(made, allowed, k))
-        whole = index.search(xq, k)
-        assert same(whole, ranking(made, np.ones(n, bool), k))
-        least = float(np.median(whole[0]))
-        assert same(index.range_search(xq, least, allow=ids[allowed]), within(made, allowed, least))
-        assert same(index.range_search(xq, least), within(made, np.ones(n, bool), least))
+        assert same(index.search(xq, k, allow=ids[allowed]), ranking(data, allowed, k))
+        results = index.search(xq, k)
+        assert same(results, ranking(data, np.ones(n, bool), k))
+        least = float(np.median(results[0]))
+        assert same(index.range_search(xq, least, allow=ids[allowed]), within(data, allowed, least))
+        assert same(index.range_search(xq, least), within(data, np.ones(n, bool), least))
 
 
 @pytest.mark.parametrize("device", [KERNEL, pytest.param("cuda:0", marks=ON_GPU)])
-def test_lists_that_cannot_hold_a_result_are_not_read(place, monkeypatch):
+def test_lists_that_cannot_hold_a_result_are_not_read(target, monkeypatch):
     """Codes of lists whose bound is below all scores of the best list are overwritten by the best
     codes.
     """
-    codes, Z, ids, xq = made = items(2, 6, n=20_000, queries=1)
+    codes, Z, ids, xq = data = items(2, 6, n=20_000, queries=1)
     xq[:, 24:] *= np.float32(0.1)  # the first codebooks decide, as those of a trained model
     tables = score_tables(xq, Z)[0]
     heads = score_codes(xq[:, :24], codes[:, :1], Z[:2])[0]
@@ -93,17 +93,17 @@ def test_lists_that_cannot_hold_a_result_are_not_read(place, monkeypatch):
     far = heads + 0.01 < heads.max() - spread
     assert far.mean() > 0.8
     monkeypatch.setattr(device_index, "_PARTS", 1)  # each part reads its own best list
-    index = to_gpu(Index.build(codes, Z, ids), place)
+    index = to_gpu(Index.build(codes, Z, ids), target)
     words = tables.argmax(axis=1).astype(np.uint8)
     best = torch.from_numpy(words[0::2] | words[1::2] << 4).to(index.device)
     rows = np.argsort(ids)[index._members.cpu().numpy()]
     index._columns[:, torch.from_numpy(far[rows]).to(index.device)] = best[:, None]
-    found = index.search(xq, 10)
-    assert same(found, ranking(made, np.ones(20_000, bool), 10))
-    least = float(found[0][0, -1])
-    assert same(index.range_search(xq, least), within(made, np.ones(20_000, bool), least))
+    results = index.search(xq, 10)
+    assert same(results, ranking(data, np.ones(20_000, bool), 10))
+    least = float(results[0][0, -1])
+    assert same(index.range_search(xq, least), within(data, np.ones(20_000, bool), least))
     index._lists[0][:] = 0  # all read the first items, which are not the best
-    assert not same(index.search(xq, 10), found)
+    assert not same(index.search(xq, 10), results)
 
 
 @pytest.mark.skipif(torch.version.cuda is None, reason="torch without CUDA")
@@ -120,84 +120,84 @@ def test_torch_compiles_the_kernel(M, K, d):
 
 
 @on_devices
-def test_tensors_in_tensors_out(place):
+def test_tensors_in_tensors_out(target):
     codes, Z, ids, xq = items(3, 8, distinct=200)
-    held = Index.build(codes, Z, ids)
-    exact, queries = to_gpu(held.to_faiss("fused"), place), torch.from_numpy(xq).to(place)
-    D, found = exact.search(queries, 30)
-    assert D.device == found.device == exact.device
-    assert same((D.cpu().numpy(), found.cpu().numpy()), held.search(xq, 30))
-    whole = torch.cat([queries, queries], dim=1)[:, : xq.shape[1]]  # not contiguous
-    assert torch.equal(exact.search(whole.double(), 9)[1], exact.search(queries, 9)[1])
+    index = Index.build(codes, Z, ids)
+    exact, queries = to_gpu(index.to_faiss("fused"), target), torch.from_numpy(xq).to(target)
+    D, result_ids = exact.search(queries, 30)
+    assert D.device == result_ids.device == exact.device
+    assert same((D.cpu().numpy(), result_ids.cpu().numpy()), index.search(xq, 30))
+    strided = torch.cat([queries, queries], dim=1)[:, : xq.shape[1]]  # not contiguous
+    assert torch.equal(exact.search(strided.double(), 9)[1], exact.search(queries, 9)[1])
     xq.setflags(write=False)
-    assert same(exact.search(xq, 30), held.search(xq, 30))
-    bare = to_gpu(Index.build(codes, Z), place)  # row numbers serve as ids
+    assert same(exact.search(xq, 30), index.search(xq, 30))
+    bare = to_gpu(Index.build(codes, Z), target)  # row numbers serve as ids
     allowed, denied = np.arange(1500) % 5 != 0, np.arange(0, 1500, 5)
-    made = codes, Z, np.arange(1500), xq
-    expected = ranking(made, allowed, 1300)
-    results = [part.cpu().numpy() for part in bare.search(queries, 1300, deny=denied)]
+    data = codes, Z, np.arange(1500), xq
+    expected = ranking(data, allowed, 1300)
+    results = [tensor.cpu().numpy() for tensor in bare.search(queries, 1300, deny=denied)]
     assert same(results, expected)
     assert (expected[1] == -1).any()
     for options, mask in (({"deny": denied}, allowed), ({"allow": []}, allowed & False)):
-        results = [part.cpu().numpy() for part in bare.range_search(queries, 1.0, **options)]
-        assert same(results, within(made, mask, 1.0))
+        results = [tensor.cpu().numpy() for tensor in bare.range_search(queries, 1.0, **options)]
+        assert same(results, within(data, mask, 1.0))
 
 
 @pytest.mark.parametrize(
     ("memory", "k"), [(1 << 17, 1), (1 << 18, 1500), (1 << 20, 100), (1 << 23, 1500)]
 )
 @pytest.mark.parametrize("device", [KERNEL])
-def test_memory_bounds_the_blocks(place, memory, k, monkeypatch):
+def test_memory_bounds_the_blocks(target, memory, k, monkeypatch):
     codes, Z, ids, xq = items(14, 6, n=5000, queries=100)
-    held = Index.build(codes, Z, ids)
-    seen = []
+    source = Index.build(codes, Z, ids)
+    block_sizes = []
     real = DeviceIndex._best
 
     def watched(self, queries, block, k):
         if len(queries) == 100:  # not the sample's
-            seen.append(block.stop - block.start)
+            block_sizes.append(block.stop - block.start)
         return real(self, queries, block, k)
 
     monkeypatch.setattr(DeviceIndex, "_best", watched)
     allowed = np.random.default_rng(0).random(5000) < 0.4
-    index = to_gpu(held, place, memory=memory)
+    index = to_gpu(source, target, memory=memory)
     for allow in (None, ids[allowed]):
-        seen.clear()
-        assert same(index.search(xq, k, allow=allow), held.search(xq, k, allow=allow))
-        assert sum(seen) == 100
-        most = memory // (2 * k * device_index._RESULT)
-        assert max(seen) == min(100, max(1, most))
+        block_sizes.clear()
+        assert same(index.search(xq, k, allow=allow), source.search(xq, k, allow=allow))
+        assert sum(block_sizes) == 100
+        limit = memory // (2 * k * device_index._RESULT)
+        assert max(block_sizes) == min(100, max(1, limit))
 
 
 @on_devices
-def test_an_index_on_a_device_is_a_snapshot(place):
+def test_an_index_on_a_device_is_a_snapshot(target):
     codes, Z, _, xq = items(10, 6, n=300)
     ids = np.arange(300, dtype=np.int64) * 3
-    made = codes.copy(), Z, ids.copy(), xq
-    index = to_gpu(Index.build(codes, Z, ids), place)
+    data = codes.copy(), Z, ids.copy(), xq
+    index = to_gpu(Index.build(codes, Z, ids), target)
     codes[:], ids[:] = 0, 7
-    assert same(index.search(xq, 30), ranking(made, np.ones(300, bool), 30))
+    assert same(index.search(xq, 30), ranking(data, np.ones(300, bool), 30))
 
 
 @on_devices
-def test_changes_are_on_the_device_too(place):
+def test_changes_are_on_the_device_too(target):
     codes, Z, ids, xq = items(10, 6, n=300)
     index = Index.build(codes[:200], Z, ids[:200]).merge(Index.build(codes[200:], Z, ids[200:]))
     index = index.remove_ids(ids[::3])
-    assert same(to_gpu(index, place).search(xq, 50), index.search(xq, 50))
+    assert same(to_gpu(index, target).search(xq, 50), index.search(xq, 50))
 
 
 @on_devices
-def test_unfit_queries_arguments_and_sources_are_one_line_errors(place, monkeypatch):
+def test_unfit_queries_arguments_and_sources_are_one_line_errors(target, monkeypatch):
     codes, Z, ids, xq = items(11, 6, n=300)
     source = Index.build(codes, Z, ids)
-    index, small = (to_gpu(source, place, memory=memory) for memory in (1 << 20, 1000))
+    index, small = (to_gpu(source, target, memory=memory) for memory in (1 << 20, 1000))
     nan = xq.copy()
     nan[3, 1] = np.nan
     huge = xq / np.abs(xq).max() * np.float32(3e38)
     calls = [
-        (DataError, match, lambda x=x, given=given: index.search(given(x), 5))
-        for given in (np.asarray, lambda x: torch.from_numpy(x).to(index.device))
+        (DataError, match, lambda x=x, convert=convert: index.search(convert(x), 5))
+        for convert in (np.asarray, lambda x: torch.from_numpy(x).to(index.device))
         for x, match in (
             (xq[:0], "empty|at least one row"),
             (xq[:, 1:], "71"),
@@ -216,7 +216,7 @@ def test_unfit_queries_arguments_and_sources_are_one_line_errors(place, monkeypa
         ),
         (UsageError, "exclude each other", lambda: index.search(xq, 5, allow=[1], deny=[2])),
         (UsageError, "raise memory", lambda: small.search(xq, 200)),
-        (UsageError, "memory of -5 bytes", lambda: to_gpu(source, place, memory=-5)),
+        (UsageError, "memory of -5 bytes", lambda: to_gpu(source, target, memory=-5)),
         (DataError, "more than 50 results", lambda: index.range_search(xq, -100.0, limit=50)),
         (UsageError, "not nan", lambda: index.range_search(xq, float("nan"))),
         (DataError, "empty", lambda: to_gpu(inject(Z), "cpu")),
@@ -248,13 +248,13 @@ def test_a_missing_gpu_is_an_error(device):
 @pytest.mark.parametrize("M", [pytest.param(M, marks=ON_GPU) for M in (3, 6, 8, 12)])
 def test_a_gpu_by_its_front_door(M):
     codes, Z, ids, xq = items(20, M, n=50_000, distinct=20_000)
-    held = Index.build(codes, Z, ids)
-    index = to_gpu(held)
+    source = Index.build(codes, Z, ids)
+    index = to_gpu(source)
     assert index.device == torch.device("cuda:0")
     for options in ({}, {"deny": ids[::100]}, {"allow": ids[::100]}, {"allow": ids[::3]}):
         for k in (10, 1000, 5000):
-            assert same(index.search(xq, k, **options), held.search(xq, k, **options))
-        expected = held.range_search(xq, 2.0, **options)
+            assert same(index.search(xq, k, **options), source.search(xq, k, **options))
+        expected = source.range_search(xq, 2.0, **options)
         assert same(index.range_search(xq, 2.0, **options), expected)
 
 
@@ -266,8 +266,10 @@ def test_memory_is_kept_on_a_gpu(k):
     index.search(queries[:1], 1)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    D, found = index.search(queries, k)
-    assert torch.cuda.max_memory_allocated() - before <= 2 * (1 << 28) + D.nbytes + found.nbytes
+    D, result_ids = index.search(queries, k)
+    assert (
+        torch.cuda.max_memory_allocated() - before <= 2 * (1 << 28) + D.nbytes + result_ids.nbytes
+    )
 
 
 @pytest.mark.parametrize(
@@ -309,9 +311,9 @@ def test_the_form_for_gpus_scores_like_the_tables(M, K, n):
     sizes = [ivf.invlists.list_size(number) for number in range(ivf.nlist)]
     assert len(sizes) == max(1, n // 1024)
     assert max(sizes) - min(sizes) <= 1
-    D, found = ivf.search(pad_vectors(xq, ivf.d), n)
-    assert (np.sort(found, axis=1) == np.sort(ids)).all()
-    rows = np.argsort(ids)[np.searchsorted(np.sort(ids), found)]
+    D, result_ids = ivf.search(pad_vectors(xq, ivf.d), n)
+    assert (np.sort(result_ids, axis=1) == np.sort(ids)).all()
+    rows = np.argsort(ids)[np.searchsorted(np.sort(ids), result_ids)]
     assert np.abs(np.take_along_axis(score_codes(xq, codes, Z), rows, axis=1) - D).max() < 1e-5
 
 
@@ -325,7 +327,7 @@ def test_what_a_gpu_cannot_take_is_refused():
             zero_lists(codes, Z, ids)
 
 
-def test_faiss_on_a_gpu_that_is_missing_or_full_is_an_error(monkeypatch):
+def test_faiss_on_a_missing_or_full_gpu_is_an_error(monkeypatch):
     source = Index.build(*items(0, 3)[:2])
 
     def full(_resources, _index, config):
@@ -349,7 +351,7 @@ def test_faiss_on_a_gpu_that_is_missing_or_full_is_an_error(monkeypatch):
 
 
 @pytest.mark.parametrize("M", [pytest.param(M, marks=ON_GPU) for M in (3, 6, 8, 12)])
-def test_every_query_of_a_large_batch_is_scored_by_its_own_tables(M):
+def test_queries_of_large_batches_are_scored_by_their_own_tables(M):
     """A query whose tables were mixed with the next one's would miss results; now and then is
     enough.
     """
@@ -358,9 +360,9 @@ def test_every_query_of_a_large_batch_is_scored_by_its_own_tables(M):
     scores = score_codes(xq, codes, Z)
     expected = -np.sort(-scores, axis=1)
     for k in (1, 100, 100, 100, 100, 2048):
-        D, found = index.search(pad_vectors(xq, index.d), k)
+        D, result_ids = index.search(pad_vectors(xq, index.d), k)
         assert np.abs(D - expected[:, :k]).max() < 1e-4
-        assert np.abs(np.take_along_axis(scores, found, axis=1) - D).max() < 1e-4
+        assert np.abs(np.take_along_axis(scores, result_ids, axis=1) - D).max() < 1e-4
 
 
 @NO_GPU

@@ -174,7 +174,7 @@ def test_modes_have_the_smallest_eigenvalues_of_all(lengths, count):
     np.testing.assert_allclose(chosen, stride[:count], rtol=1e-9)
 
 
-def test_no_single_bit_of_sdh_can_be_bettered_after_the_descent():
+def test_no_single_bit_of_sdh_lowers_the_objective_further():
     rng = np.random.default_rng(0)
     W, Q = rng.standard_normal((6, 4)), rng.standard_normal((8, 6)) * 3
     start = np.where(rng.random((8, 6)) < 0.5, -1.0, 1.0)

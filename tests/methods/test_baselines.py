@@ -213,7 +213,7 @@ def test_losses_are_their_terms_on_the_right_rows(name, data, step, terms):
     assert result["total"] == pytest.approx(total, rel=1e-5)
 
 
-def test_codebooks_go_on_from_where_they_are_and_never_get_worse():
+def test_codebooks_continue_from_a_start_and_never_get_worse():
     x = np.random.default_rng(0).standard_normal((300, 12)).astype(np.float32)
     first = fit_codebooks(x, 3, 16, seed=1)
     assert first.shape == (3, 16, 4)
@@ -260,7 +260,7 @@ def slow_descent(y, H, sweeps, rng):
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_the_descent_takes_newtons_step_at_every_entry_and_lowers_the_objective(several):
+def test_the_descent_takes_newton_steps_and_lowers_the_objective(several):
     y = sets_of_labels(9, 3, several, 4)
     fast = np.random.default_rng(1).uniform(-1, 1, (9, 4))
     slow = fast.copy()
@@ -285,7 +285,7 @@ def groups(seed, n=60):
     return torch.randn(2 * n, 3, generator=drawn(seed)) + 40 * (torch.arange(2 * n) >= n)[:, None]
 
 
-def test_items_are_joined_to_near_anchors_and_walks_have_the_probabilities_of_the_graph():
+def test_walks_from_near_anchors_have_the_probabilities_of_the_graph():
     graph, sample, x = BipartiteGraph(8, 3, 2), groups(0), groups(1, 10)
     graph.fit(sample, seed=0)
     near, weight = graph.joined(x)

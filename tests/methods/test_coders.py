@@ -27,9 +27,7 @@ def normal(seed, *shape):
     d=st.integers(1, 6),
     seed=st.integers(0, 99),
 )
-def test_no_change_of_one_codeword_betters_a_code_and_scores_are_of_the_sums(
-    kind, M, bits, d, seed
-):
+def test_codes_are_locally_optimal_and_scores_are_of_the_sums(kind, M, bits, d, seed):
     assume((bits, d) != (2, 2))  # Faiss has no search table for 4 codewords of 2 dimensions
     K, parts = 2**bits, 1 if kind == "sums" else M
     Z, x, xq = normal(seed, M, K, d), normal(seed + 1, 9, parts, d), normal(seed + 2, 4, parts, d)

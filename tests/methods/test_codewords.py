@@ -71,7 +71,7 @@ def test_a_beam_keeps_the_best_partial_sums(M, K, E, beam, logits, seed):
     E=st.integers(1, 24),
     seed=seeds,
 )
-def test_codewords_and_queries_are_unit_norm_and_score_as_the_sums(M, K, d, E, seed):
+def test_the_product_form_has_unit_norm_and_scores_as_sums(M, K, d, E, seed):
     S = drawn(M, K, E, seed=seed).float()
     # Queries of norm 1 at most; one of norm 1, one of zeros.
     lengths = torch.cat([torch.tensor([1.0, 0.0]), torch.linspace(0.1, 0.9, 7)])

@@ -78,7 +78,7 @@ def case(name, bits):
 
 
 @each_case
-def test_the_score_is_a_sum_of_tables_and_that_of_faiss(name, bits):
+def test_scores_are_sums_of_tables_and_rank_as_faiss(name, bits):
     coder, xq, xb, *_ = case(name, bits)
     tables = coder.score_tables(xq)
     assert (tables is None) == (
@@ -139,7 +139,7 @@ def test_training_lowers_the_objective_and_ranks_better(name):
 
 
 @pytest.mark.parametrize("name", [*DEEP, "gpq"])
-def test_the_seed_determines_the_codes_of_images_also_of_a_run_that_was_cut(name, tmp_path):
+def test_the_seed_determines_the_codes_also_of_resumed_runs(name, tmp_path):
     def cut(step, steps):
         if step == 5:
             raise InterruptedError

@@ -80,9 +80,7 @@ def test_a_variant_is_its_losses(variant, base):
 D, HIDDEN = 5, 6
 
 
-def test_it_starts_from_imagenet_weights_pads_by_their_mean_colour_and_ends_in_a_model(
-    tmp_path, monkeypatch
-):
+def test_training_starts_from_imagenet_weights_and_pads_by_mean_colour(tmp_path, monkeypatch):
     ids = np.arange(60) % 2
     pixels = (
         np.random.default_rng(0).integers(0, 180, (60, 16, 16, 3)) + 60 * ids[:, None, None, None]

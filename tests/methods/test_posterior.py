@@ -109,7 +109,7 @@ class Sampler:
         yield from torch.split(self.x[:n], 100)
 
 
-def test_the_posterior_is_the_mean_of_the_class_networks_and_tempered_for_items():
+def test_the_posterior_averages_the_networks_and_is_tempered_for_items():
     """To p^t / Σ p^t: the order of the classes stays, and that of items by the odds of two
     classes.
     """
@@ -137,16 +137,16 @@ def test_the_posterior_is_the_mean_of_the_class_networks_and_tempered_for_items(
 def test_the_networks_are_made_as_sure_as_they_are_right(aim, seed, n):
     """Too sure ones for items alone, beside feature codebooks by the square root of that power; too
     cautious ones for queries too."""
-    net, beside = network(), network(2)
+    net, with_features = network(), network(2)
     p = torch.softmax(2 * torch.randn(n, C, generator=torch.Generator().manual_seed(seed)), dim=1)
     p[0] = torch.eye(C)[0]  # some probabilities are 0
-    for entry in (net, beside):
+    for entry in (net, with_features):
         entry.mean_posterior = lambda raw: p
         with mock.patch.object(entry, "K", 2):  # five classes are many then
             entry.fit_power(p, aim)
 
-    def sureness(at):
-        raised = p.double() ** at
+    def sureness(exponent):
+        raised = p.double() ** exponent
         return float((raised / raised.sum(dim=1, keepdim=True)).amax(dim=1).mean())
 
     assert LEAST_POWER <= float(net.power) <= MOST_POWER
@@ -157,10 +157,10 @@ def test_the_networks_are_made_as_sure_as_they_are_right(aim, seed, n):
     assert float(items_of.amax(dim=1).mean()) == pytest.approx(clamped, abs=1e-4)
     if sharp <= sureness(1.0):
         assert torch.equal(queries_of, p)
-        assert float(beside.power) == pytest.approx(float(net.power) ** 0.5, rel=1e-6)
+        assert float(with_features.power) == pytest.approx(float(net.power) ** 0.5, rel=1e-6)
     else:
         assert torch.equal(queries_of, items_of)
-        assert float(beside.power) == float(net.power)
+        assert float(with_features.power) == float(net.power)
 
 
 def test_power_and_kind_of_codes_are_kept_with_the_weights():
@@ -180,7 +180,7 @@ def test_power_and_kind_of_codes_are_kept_with_the_weights():
 
 
 @pytest.mark.parametrize("width", [WIDTH, DIRECTIONS + 8])
-def test_the_residual_is_what_the_posterior_does_not_say_in_principal_axes(width):
+def test_the_residual_is_a_regression_residual_in_principal_axes(width):
     net = network(2, width=width)
     everything, q = (t.double().numpy() for t in seen(net, items(600, width=width)))
     features, p = seen(net, items(20, 1, width))
@@ -231,7 +231,7 @@ def costs(net, features, p, codes):
 @pytest.mark.parametrize(
     ("A", "by_logits"), [(3, False), (3, True), (2, False), (2, True), (0, False)]
 )
-def test_item_vectors_are_the_codewords_of_the_best_sum_and_score_as_it_does(A, by_logits):
+def test_item_vectors_and_scores_are_those_of_the_best_sum(A, by_logits):
     """The score is posterior · sum of class codewords, and residual · sum of feature codewords: a
     product quantiser adds nothing."""
     net = network(A)
@@ -306,7 +306,7 @@ def batch(n=15, unlabelled=30):
     return TrainingBatch(items(n + unlabelled, 5), y, 3, 10, torch.Generator())
 
 
-def test_the_loss_is_that_of_the_class_networks_which_lower_the_entropy_that_the_classifier_raises():
+def test_networks_lower_the_entropy_that_the_classifier_raises():
     """The mini-max of eq. 4: gradients of the entropy, those of the networks with the other
     sign.
     """

@@ -100,7 +100,7 @@ def moons(n, seed=0):
     return np.concatenate([np.cos(phase), np.sin(phase)], 1).astype(np.float32), y
 
 
-def test_left_out_labels_are_predicted_as_well_as_neighbours_know_them():
+def test_left_out_accuracy_follows_the_agreement_of_neighbours():
     x, y = moons(300)
     graph, truth = neighbour_graph(x), np.eye(2, dtype=np.float32)[y]
     assert left_out_accuracy(graph, np.arange(0, 300, 3), truth[::3], 0) > 0.9
@@ -138,16 +138,16 @@ def data():
 
 def prepared(data, config, labelled, pool, size=0):
     """A method as the training has it before its first step."""
-    made = build_gpq(config, data, size, len(data.require_labels().class_names))
-    learn(made, data, labelled, pool, size)
-    return made
+    method = build_gpq(config, data, size, len(data.require_labels().class_names))
+    learn(method, data, labelled, pool, size)
+    return method
 
 
-def learn(made, data, labelled, pool, size=0):
+def learn(method, data, labelled, pool, size=0):
     with Reader(data, size) as reader:
-        made.fit_inputs(reader, np.sort(np.concatenate([labelled, pool])))
+        method.fit_inputs(reader, np.sort(np.concatenate([labelled, pool])))
         y = data.require_labels().dense(labelled)
-        made.fit_labels(reader, labelled, y, np.setdiff1d(pool, labelled))
+        method.fit_labels(reader, labelled, y, np.setdiff1d(pool, labelled))
 
 
 def standardised(data, rows):
@@ -155,30 +155,34 @@ def standardised(data, rows):
     return (x - x.mean(axis=0)) / np.sqrt(x.var(axis=0).mean())
 
 
-def test_every_unlabelled_item_of_a_batch_learns_what_it_was_told(data):
+def test_every_unlabelled_item_learns_its_pseudo_label(data):
     labelled, pool = np.array([4, 9, 300, 401]), np.setdiff1d(np.arange(50, 700), [300, 401])
-    made = prepared(data, config_of(), labelled, pool).eval()
-    assert made.pseudo_labels.weight == pytest.approx(20 * 2 / 4)
+    method = prepared(data, config_of(), labelled, pool).eval()
+    assert method.pseudo_labels.weight == pytest.approx(20 * 2 / 4)
     rows = np.sort(np.concatenate([labelled, pool]))
     y = data.require_labels().dense(labelled)
     targets = propagate(
         neighbour_graph(standardised(data, rows)), np.searchsorted(rows, labelled), y
     )
 
-    others = np.random.default_rng(0).permutation(pool)[:30]
-    items = torch.from_numpy(data.read(np.concatenate([labelled, others])).astype(np.float32))
-    batch = TrainingBatch(items, torch.from_numpy(y), 0, 10, torch.Generator(), labelled, others)
-    parts = made.losses(batch, amp=False)
-    net = made
+    unlabelled_rows = np.random.default_rng(0).permutation(pool)[:30]
+    items = torch.from_numpy(
+        data.read(np.concatenate([labelled, unlabelled_rows])).astype(np.float32)
+    )
+    batch = TrainingBatch(
+        items, torch.from_numpy(y), 0, 10, torch.Generator(), labelled, unlabelled_rows
+    )
+    parts = method.losses(batch, amp=False)
+    net = method
     expected = subspace_classification(
         net.directions(net.features(items[4:])[1]),
         net.classifier.raw,
-        torch.from_numpy(targets[np.searchsorted(rows, others)]).float(),
-        made.config.beta,
+        torch.from_numpy(targets[np.searchsorted(rows, unlabelled_rows)]).float(),
+        method.config.beta,
     )
     torch.testing.assert_close(parts["propagation"], expected, rtol=1e-3, atol=1e-4)
-    loss = made.config.loss
-    total = parts["classification"] + made.pseudo_labels.weight * parts["propagation"]
+    loss = method.config.loss
+    total = parts["classification"] + method.pseudo_labels.weight * parts["propagation"]
     total = total - loss.lambda2 * parts.get("entropy", torch.zeros(()))
     torch.testing.assert_close(parts["total"], total)
     parts["propagation"].backward()
@@ -208,10 +212,10 @@ def test_labels_are_propagated_where_they_are_few(data, config, labelled, pool, 
     with pytest.MonkeyPatch.context() as patched:
         for name, value in (patches or {}).items():
             patched.setattr(propagation, name, value)
-        made = prepared(data, config, labelled, pool)
+        method = prepared(data, config, labelled, pool)
     targets = patches is None
-    assert (made.pseudo_labels is not None) == targets
-    assert made.uses_unlabelled == (targets or bool(config.loss.lambda2))
+    assert (method.pseudo_labels is not None) == targets
+    assert method.uses_unlabelled == (targets or bool(config.loss.lambda2))
     assert ("60 labelled items are too many to compare" in caplog.text) == (len(labelled) == 60)
 
 

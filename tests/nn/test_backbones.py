@@ -26,11 +26,11 @@ def images(batch, size, seed=0):
     return torch.rand(batch, 3, size, size, generator=torch.Generator().manual_seed(seed))
 
 
-def build(name, weights="none", seed=0, **more):
+def build(name, weights="none", seed=0, **changes):
     """Of images with 16 pixels per side, or of features where ``in_width`` is given."""
-    size = 0 if "in_width" in more else 64 if name == "cnnf" else 16
-    kind = "features" if "in_width" in more else "images"
-    options = {"kind": kind, "image_size": size, "out_width": 12, "hidden": (5,), **more}
+    size = 0 if "in_width" in changes else 64 if name == "cnnf" else 16
+    kind = "features" if "in_width" in changes else "images"
+    options = {"kind": kind, "image_size": size, "out_width": 12, "hidden": (5,), **changes}
     generator = torch.Generator().manual_seed(seed)
     return build_backbone(BackboneSpec(name, **options), str(weights), generator=generator)
 
@@ -152,11 +152,12 @@ def test_only_optional_tensors_that_do_not_fit_are_reported(caplog):
     assert "'head.bias' has shape [1]" in caplog.text
 
 
-def test_weights_that_do_not_fit_name_the_first_tensor_and_change_nothing():
+def test_unfit_weights_name_the_first_tensor_and_change_nothing():
     net = build("vgg")
     before = {k: v.clone() for k, v in net.state_dict().items()}
     cases = {
-        r"'features\.3\.weight' has shape \[64, 3, 3, 3\] where the backbone has \[64, 64, 3, 3\]": {
+        r"'features\.3\.weight' has shape \[64, 3, 3, 3\] "
+        r"where the backbone has \[64, 64, 3, 3\]": {
             **before,
             "features.3.weight": before["features.0.weight"],
             "features.7.weight": torch.zeros(1),

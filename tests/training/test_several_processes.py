@@ -18,7 +18,7 @@ from gpq_faiss.training.launch import Launch, launched
 STEPS = 16
 
 
-def arguments(out, *more):
+def arguments(out, *extra):
     settings = {
         "quantizer.codebooks": 3,
         "network.backbone": "mlp",
@@ -43,7 +43,7 @@ def arguments(out, *more):
         "--validate-every",
         4,
     )
-    return ["train", "digits", *options, *words, "--out", out, *more]
+    return ["train", "digits", *options, *words, "--out", out, *extra]
 
 
 def ended(processes):
@@ -79,7 +79,7 @@ def test_two_processes_learn(model):
     assert json.loads((model / "config.json").read_text())["training"]["processes"] == 2
 
 
-def test_a_killed_process_ends_all_and_resuming_gives_the_same_codes(model, tmp_path):
+def test_a_killed_process_ends_all_and_resuming_gives_equal_weights(model, tmp_path):
     out = tmp_path / "model"
     first, second = two_processes.start(*arguments(out, "--checkpoint-seconds", 0))
     while not (tmp_path / ".model.partial" / "checkpoint.safetensors").exists():
@@ -106,13 +106,13 @@ def test_a_killed_process_ends_all_and_resuming_gives_the_same_codes(model, tmp_
 )
 def test_processes_share_the_passes_of_one(n, batch, size, steps, seed):
     rows = np.arange(100, 100 + n)
-    one = EpochSampler(rows, min(batch * size, n), (seed,))
+    single = EpochSampler(rows, min(batch * size, n), (seed,))
     for step in range(steps):
         parts = [EpochSampler(rows, batch, (seed,), rank, size).at(step) for rank in range(size)]
-        assert len({len(part) for part in parts}) == 1
-        whole = np.stack(parts, axis=1).ravel()
-        assert len(whole) < len(one.at(step)) + size
-        np.testing.assert_array_equal(whole[: len(one.at(step))], one.at(step))
+        assert len({len(share) for share in parts}) == 1
+        interleaved = np.stack(parts, axis=1).ravel()
+        assert len(interleaved) < len(single.at(step)) + size
+        np.testing.assert_array_equal(interleaved[: len(single.at(step))], single.at(step))
 
 
 def test_torchrun_is_detected(monkeypatch):

@@ -80,7 +80,7 @@ def test_an_epoch_passes_over_every_row_once(n, batch, seed, steps):
     rows = np.arange(100, 100 + n)
     sampler = EpochSampler(rows, batch, (seed,))
     batches = [sampler.at(step) for step in range(steps)]
-    assert all(len(one) == min(batch, n) for one in batches)
+    assert all(len(sampled) == min(batch, n) for sampled in batches)
     drawn = np.concatenate(batches)
     for start in range(0, len(drawn) - n + 1, n):
         assert sorted(drawn[start : start + n]) == rows.tolist()
@@ -147,10 +147,10 @@ def test_an_interrupted_training_of_convolutions_resumes_to_the_same_codes(tmp_p
         "training": {"steps": 4, "batch_labelled": 12},
     }
     config = preset("recommended").with_settings(changes)
-    whole = train_digits(tmp_path / "whole", config=config)
+    full = train_digits(tmp_path / "whole", config=config)
     with pytest.raises(InterruptedError):
         train_digits(tmp_path / "cut", config=config, stop=2)
-    assert weights(train_digits(tmp_path / "cut", config=config, resume=True)) == weights(whole)
+    assert weights(train_digits(tmp_path / "cut", config=config, resume=True)) == weights(full)
 
 
 def test_a_finished_model_is_not_trained_again(trained):
@@ -189,15 +189,15 @@ def test_a_folder_that_is_no_model_is_not_replaced(tmp_path):
 
 
 def test_a_replaced_model_stays_until_the_new_one_is_complete(trained, tmp_path):
-    out, other = tmp_path / "model", small(seed=1)
+    out, changed = tmp_path / "model", small(seed=1)
     shutil.copytree(trained, out)
     with pytest.raises(InterruptedError):
-        train_digits(out, config=other, stop=7, overwrite=True)
+        train_digits(out, config=changed, stop=7, overwrite=True)
     assert weights(out) == weights(trained)
     with pytest.raises(DataError, match="other settings"):
         train_digits(out, resume=True)
-    train_digits(out, config=other, resume=True)
-    assert weights(out) == weights(train_digits(tmp_path / "fresh", config=other))
+    train_digits(out, config=changed, resume=True)
+    assert weights(out) == weights(train_digits(tmp_path / "fresh", config=changed))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])

@@ -39,7 +39,7 @@ def check_group(rank: int, variables: list[dict[str, str]]) -> None:
         network = nn.Linear(2, 1)
         wrapped = group.distribute(network)
         wrapped(parts[rank]).mean().backward()
-        expected = torch.stack([part.mean(dim=0) for part in parts]).mean(dim=0)
+        expected = torch.stack([share.mean(dim=0) for share in parts]).mean(dim=0)
         torch.testing.assert_close(network.weight.grad, expected[None])
         assert len({float(weight.sum()) for weight in group.gather(network.weight.detach())}) == 1
         kind = ProcessError if rank == 1 else DataError
