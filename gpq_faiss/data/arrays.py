@@ -68,7 +68,7 @@ def npz_arrays(path: Path) -> dict[str, Matrix]:
             return np.asarray(members[name])
 
     arrays: dict[str, Matrix] = {}
-    with zipfile.ZipFile(path) as archive:
+    with reading(path, "an .npz archive"), zipfile.ZipFile(path) as archive:
         for member in archive.namelist():
             name = member.removesuffix(".npy")
             with archive.open(member) as file:

@@ -118,7 +118,8 @@ def file_form(path: Path) -> str:
     if head[257:].startswith(b"ustar"):
         form, remedy = "a tar archive", f"{_UNPACK}, or give webdataset:FILES"
     if zipfile.is_zipfile(path):
-        members = " ".join(zipfile.ZipFile(path).namelist())
+        with reading(path, "a zip archive"), zipfile.ZipFile(path) as archive:
+            members = " ".join(archive.namelist())
         form, remedy = next(
             (_MEMBERS[m] for m in _MEMBERS if m in members), ("a zip archive", _UNPACK)
         )
