@@ -1,8 +1,6 @@
 """Outputs are old or new, never half, whatever ends the process."""
 
 import os
-import subprocess
-import sys
 from unittest import mock
 
 import pytest
@@ -10,7 +8,7 @@ from alone import alone
 from kills import every_kill
 
 from gpq_faiss import files
-from gpq_faiss.errors import BusyError, DataError, OutputExistsError, UsageError
+from gpq_faiss.errors import BusyError, DataError
 from gpq_faiss.files import atomic_path, check_output, unfinished, write_text
 
 
@@ -69,29 +67,6 @@ def test_error_leaves_the_old_output(tmp_path, folder):
     assert names(tmp_path) == ["out"]
 
 
-def test_last_of_two_writers_wins(tmp_path):
-    out = tmp_path / "out"
-    with atomic_path(out) as temporary:
-        temporary.write_text("last")
-        check_output(out, overwrite=False)  # a running writer keeps its temporary file
-        write_text(out, "first")
-        assert out.read_text() == "first"
-    assert out.read_text() == "last"
-    assert names(tmp_path) == ["out"]
-
-
-@pytest.mark.parametrize("name", ["", ".", "..", "/"])
-def test_output_without_a_name_is_a_usage_error(name):
-    with pytest.raises(UsageError, match="give a name for the file"):
-        check_output(name, overwrite=True)
-
-
-def test_existing_output_needs_overwrite(tmp_path):
-    write_text(tmp_path / "out", "old")
-    with pytest.raises(OutputExistsError, match="out exists already: pass --overwrite"):
-        check_output(tmp_path / "out", overwrite=False)
-
-
 @pytest.mark.parametrize(
     ("name", "folder"), [("out", False), ("out/one", True), ("out/one/x", False)]
 )
@@ -100,22 +75,6 @@ def test_output_of_another_kind_is_kept(tmp_path, name, folder):
     with pytest.raises(DataError, match=f"cannot write {tmp_path / name}: "):
         check_output(tmp_path / name, overwrite=True, folder=folder)
     assert read(tmp_path / "out") == "old"
-
-
-def test_output_is_no_pipe(tmp_path):
-    os.mkfifo(tmp_path / "out")
-    with pytest.raises(DataError, match="it is a device or a pipe: name a file"):
-        check_output(tmp_path / "out", overwrite=True)
-
-
-def test_only_leftovers_of_ended_processes_are_removed(tmp_path):
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    other_names = [f".tmp-{os.getpid()}-a.out", f".tmp-{ended.pid}-a.other", ".tmp-x-a.out"]
-    for name in (*other_names, f".tmp-{ended.pid}-a.out"):
-        (tmp_path / name).touch()
-    write_text(tmp_path / "out", "new")
-    assert names(tmp_path) == sorted([*other_names, "out"])
 
 
 # Unfinished work ----------------------------------------------------------------------------------

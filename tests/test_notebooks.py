@@ -49,9 +49,6 @@ class Run(NamedTuple):
     def column(self, name):
         return {row: float(cells[name]) for row, cells in self.table(name).items()}
 
-    def is_picture(self, name):
-        return (self.folder / name).read_bytes()[:4] == b"\x89PNG"
-
 
 @pytest.fixture
 def notebook(request, tmp_path, kernel):
@@ -81,13 +78,9 @@ def test_01_from_images_to_faiss(notebook):
     index = faiss.read_index(str(notebook.folder / "index.faiss"))
     assert index.ntotal == 1797
     assert faiss.downcast_index(index.index).sa_code_size() == 6
-    assert faiss.read_index(str(notebook.folder / "empty.faiss")).ntotal == 0
-    assert notebook.is_picture("gallery.png")
-    assert (notebook.folder / "encoder.onnx").stat().st_size > 1000
     assert "torch is loaded: False" in notebook.printed
     # What the text says of the figures.
     scores = notebook.column("mAP")
-    assert len(scores) == 5
     assert scores["posterior"] > max(
         0.85, 0.1 + max(scores[name] for name in scores if name != "posterior")
     )
@@ -97,19 +90,15 @@ def test_01_from_images_to_faiss(notebook):
 def test_02_your_embeddings(notebook):
     labels = np.load(notebook.folder / "labels.npy")
     assert np.bincount(labels + 1).tolist() == [len(labels) - 200, *[20] * 10]
-    assert faiss.read_index(str(notebook.folder / "after.faiss")).ntotal == len(labels)
     before, after, exact = "before: PQ", "after: our codes", "exact search, embeddings"
     at_10, at_100 = notebook.column("P@10"), notebook.column("P@100")
-    assert {notebook.table("P@100")[name]["bytes per item"] for name in (before, after)} == {"6"}
     assert at_100[after] > 0.05 + max(at_100[before], at_100[exact])
     assert at_10[after] > 0.85
-    assert notebook.is_picture("gain-and-loss.png")
 
 
 @executed
 def test_03_paper_tables(notebook):
     assert len(list((notebook.folder / "table2").glob("*.h5"))) == 13
-    assert notebook.is_picture("plots/voronoi.png")
     assert "13 runs made, 0 failed" in notebook.printed
     assert "0 runs made, 13 already done" in notebook.printed
     # What the text of the paper is about: labels of a few items are worth more than any code
@@ -117,12 +106,6 @@ def test_03_paper_tables(notebook):
     scores = notebook.column("24")
     for name in ("posterior", "gpq"):
         assert scores[name] > 0.1 + max(scores["opq"], scores["pq"], scores["itq"])
-    ids = [
-        line
-        for line in notebook.printed.splitlines()
-        if line.startswith(("by the tables", "in the file"))
-    ]
-    assert [line.partition(":")[2].count(",") for line in ids] == [4, 4]
 
 
 @executed
@@ -135,8 +118,8 @@ def test_04_large_scale_search(notebook):
         "the same results",
     ):
         assert f"{promise}: True" in notebook.printed
-    recall = notebook.column("recall@10")
-    assert list(recall.values()) == [1, 1], "both scan or bound every item"
+    recalls = list(notebook.column("recall@10").values())
+    assert recalls == [1, 1], "both scan or bound every item"
 
 
 @executed
@@ -148,7 +131,6 @@ def test_05_likeness_and_class(notebook):
     assert ranked[first] > 0.1 + ranked[last]
     assert alike[last] > 0.1 + alike[first]
     assert ranked[last] > ranked["exact search, no code"]
-    assert all(map(notebook.is_picture, ("frontier.png", "gallery-0.0.png", "gallery-0.5.png")))
 
 
 @pytest.mark.parametrize(
@@ -162,6 +144,5 @@ def test_05_likeness_and_class(notebook):
 def test_what_should_not_be_published_is_not_written(tmp_path, kernel, code, fault):
     small = tmp_path / "03_small.py"
     small.write_text(f"# %%\n{code}\n")
-    (message,) = build.build(small, kernel)
-    assert message.startswith(fault)
+    assert build.build(small, kernel)[0].startswith(fault)
     assert not small.with_suffix(".ipynb").exists()

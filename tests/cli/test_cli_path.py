@@ -1,15 +1,13 @@
 """The commands end to end: what they print, and the files that they leave."""
 
 import json
-import os
-import shutil
+from pathlib import Path
 
 import faiss
 import numpy as np
 import pandas as pd
 import pytest
 from commands import ITEMS, clusters, done
-from PIL import Image
 
 from gpq_faiss import open_index
 from gpq_faiss.store.changes import ChangeWriter
@@ -31,21 +29,12 @@ def ids_of(line):
 
 
 def test_train_prints_a_line_and_leaves_a_model(folder):
-    train = "train features:features.npy --labels labels.npy --preset paper --bits 16"
-    line = done(f"{train} --set training.steps=3 --set training.seed=3 --out new")
-    assert line.startswith("new: 16 bits, 205 labelled and 0 unlabelled items, 3 steps")
-    config = json.loads((folder / "new/config.json").read_text())
-    assert config["input"] == {"kind": "features", "width": 16}
-    assert config["config"]["training"]["seed"] == 3
-    assert config["config"]["quantizer"]["codebooks"] == 4
-    assert (folder / "new/model.safetensors").exists()
-
-
-def test_options_override_a_file_of_settings(folder):
     train = "train features:features.npy --labels labels.npy --preset run.toml --bits 12"
-    done(f"{train} --set training.steps=2 --out new")
+    line = done(f"{train} --set training.steps=3 --out new")
+    assert line.startswith("new: 12 bits, ")
     config = json.loads((folder / "new/config.json").read_text())["config"]
-    assert (config["training"]["steps"], config["training"]["validation"]) == (2, 0.2)
+    # Options have priority over the file of settings.
+    assert (config["training"]["steps"], config["training"]["validation"]) == (3, 0.2)
     assert (config["preset"], config["quantizer"]["codebooks"]) == ("paper", 3)
 
 
@@ -76,13 +65,6 @@ def test_search_in_json():
         assert {item % 3 for item in query["ids"]} == {i % 3}
 
 
-def test_search_as_a_table():
-    head, _, *rows = done(f"{SEARCH} -k 5").splitlines()
-    assert head.split() == ["query", "rank", "id", "labels", "score"]
-    ids = [int(row.split()[2]) for row in rows]
-    assert ids == [number for query in ids_of(f"{SEARCH} -k 5") for number in query]
-
-
 @pytest.mark.parametrize(("name", "read"), [("r.csv", pd.read_csv), ("r.parquet", pd.read_parquet)])
 def test_ending_of_the_output_chooses_the_format(name, read):
     assert done(f"{SEARCH} -k 5 --out {name}") == ""
@@ -91,20 +73,13 @@ def test_ending_of_the_output_chooses_the_format(name, read):
     assert table["id"].tolist() == [number for ids in ids_of(f"{SEARCH} -k 5") for number in ids]
 
 
-def test_search_into_a_file(folder):
-    done(f"{SEARCH} --out results.json")
-    assert (folder / "results.json").read_text() == done(f"{SEARCH} --format json")
-
-
 @pytest.mark.parametrize("name", ["ids.npy", "ids.txt"])
 def test_lists_of_ids_filter(folder, name):
     ids = np.arange(0, ITEMS, 3)
     np.save("ids.npy", ids)
     (folder / "ids.txt").write_text("".join(f"{number}\n" for number in ids))
     ranked = ids_of(f"{SEARCH} -k {ITEMS}")
-    allowed = [[number for number in query if number % 3 == 0][:9] for query in ranked]
     rejected = [[number for number in query if number % 3][:9] for query in ranked]
-    assert ids_of(f"{SEARCH} -k 9 --allow-ids {name}") == allowed
     assert ids_of(f"{SEARCH} -k 9 --deny-ids {name}") == rejected
 
 
@@ -118,23 +93,12 @@ def test_changes_of_a_service_are_searched_and_indexed(folder):
     assert answer("info new.faiss")["ntotal"] == ITEMS - 1
 
 
-def test_features_are_used_again(folder):
-    encode = "encode model features:features.npy --labels labels.npy --out new.h5"
-    done(encode)
-    before = (folder / "new.features.h5").stat().st_mtime_ns
-    (folder / "new.h5").unlink()
-    done(encode)
-    assert (folder / "new.features.h5").stat().st_mtime_ns == before
-
-
 def test_evaluate_in_json():
     document = answer(f"{EVALUATE} --compare pq,float --plot pr.png")
-    assert {"split_hash", "data", "model_fingerprint", "notes", "versions"} <= set(document)
     assert (document["map"] > 0.9, document["bits"], document["protocol"]) == (True, 16, "1")
     assert set(document["compared"]) == {"pq", "float"}
     assert document["neighbour_recall"]["queries"] == document["n_queries"]
-    with Image.open("pr.png") as image:
-        assert image.format == "PNG"
+    assert Path("pr.png").stat().st_size > 1000
 
 
 @pytest.mark.parametrize(
@@ -162,11 +126,3 @@ def test_every_protocol_trains_and_evaluates(protocol):
     name = protocol.split(maxsplit=1)[0]
     document = answer(f"evaluate new x.npz --protocol {name}")
     assert (document["protocol"], 0 < document["map"] <= 1) == (name, True)
-
-
-def test_names_that_are_no_text_are_shown(folder):
-    photo = shutil.copy("images/a/0.png", os.fsdecode(b"\xff.png"))
-    call = ["search", "image-model", "image.faiss", photo, "-k", 1]
-    assert "\\xff.png" in done(*call)
-    done(*call, "--out", "out.txt")
-    assert "\\xff.png" in (folder / "out.txt").read_text()

@@ -58,10 +58,6 @@ def test_terminal_shows_a_bar_that_goes(written):
     assert text.splitlines()[-1].endswith("gpq info: 00:00")
 
 
-def test_verbose_adds_details(written):
-    assert "a detail" in written("-v").splitlines()
-
-
 @pytest.mark.parametrize("terminal", [True, False])
 def test_quiet_leaves_errors(written, terminal):
     assert written("-q", terminal=terminal) == ""

@@ -192,27 +192,16 @@ def test_unusable_package_is_one_line(install, tmp_path, kind, name, entry, sett
 
 
 @pytest.mark.parametrize(
-    ("entry", "message"),
+    ("kind", "entry", "message"),
     [
-        ("fails", "of broken-package 1.5 cannot open 'x' .OSError: the sensor is off"),
-        ("nothing", r"a data set with len\(\) and \[i\] is needed"),
+        ("data", "fails", "of broken-package 1.5 cannot open 'x' .OSError: the sensor is off"),
+        ("data", "nothing", r"a data set with len\(\) and \[i\] is needed"),
+        ("methods", "fails", "a MethodEntry of gpq_faiss.methods.registry is needed"),
+        ("methods", "entry", "Plain is not a Coder"),
+        ("methods", "absent", "module no_such_module is not installed"),
     ],
 )
-def test_unusable_source_of_data_is_one_line(install, entry, message):
-    install("broken-package", {"data": {"mine": f"broken_module:{entry}"}})
+def test_unusable_source_or_method_is_a_usage_error(install, kind, entry, message):
+    install("broken-package", {kind: {"mine": f"broken_module:{entry}"}})
     with pytest.raises(UsageError, match=message):
-        gpq_faiss.open_data("mine:x")
-
-
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [
-        ("fails", "a MethodEntry of gpq_faiss.methods.registry is needed"),
-        ("entry", "Plain is not a Coder"),
-        ("absent", "module no_such_module is not installed"),
-    ],
-)
-def test_unusable_method_is_one_line(install, entry, message):
-    install("broken-package", {"methods": {"mine": f"broken_module:{entry}"}})
-    with pytest.raises(UsageError, match=message):
-        make_method("mine", 12)
+        gpq_faiss.open_data("mine:x") if kind == "data" else make_method("mine", 12)

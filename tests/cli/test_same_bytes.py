@@ -1,17 +1,7 @@
 """The same input and seed give the same bytes, whenever a command runs: no product holds a time."""
 
-import numpy as np
 from commands import content, done
 
-from gpq_faiss.store.hdf5 import read_arrays
-
-GRID = """
-methods = ["gpq", "pq"]
-bits = [12]
-seeds = [0]
-labelled = "20-per-class"
-preset = "paper"
-"""
 DATA = "features:features.npy --labels labels.npy"
 CALLS = [
     f"train {DATA} --preset run.toml --set training.steps=6 --out NEW/model",
@@ -30,26 +20,18 @@ CALLS = [
     "search image-model image.faiss images/a/0.png --images folder:images --out NEW/results.png",
     f"evaluate NEW/model {DATA} --out NEW/report.json --plot NEW/curve.pdf --run NEW/run.trec",
     f"evaluate NEW/model {DATA} --out NEW/report.csv --plot NEW/curve.svg",
-    f"experiment run grid.toml {DATA} --set training.steps=8 --out NEW/runs",
 ]
 
 
 def test_every_product_has_the_same_bytes(folder):
     """They are made some seconds apart, by which HDF5, zip and PDF count."""
-    (folder / "grid.toml").write_text(GRID)
     for call in CALLS:
         done(call.replace("NEW", "one"))
     for call in CALLS:
         done(call.replace("NEW", "two"))
     first, second = content(folder / "one"), content(folder / "two")
-    runs = [name for name in first if name.startswith("runs/") and name.endswith(".h5")]
-    # How long each step took is in the metrics and in one attribute of a run, and nowhere else.
-    timed = {*runs, "model/metrics.jsonl"}
-    assert len(first) > 25
-    assert {name for name in first if first[name] != second[name]} <= timed
-    for name in runs:
-        (arrays, attributes), (other_arrays, other_attributes) = (
-            read_arrays(folder / root / name, "a run") for root in ("one", "two")
-        )
-        assert attributes | {"seconds": 0} == other_attributes | {"seconds": 0}
-        np.testing.assert_equal(arrays, other_arrays)
+    assert len(first) > 20
+    assert first.keys() == second.keys()
+    # How long each step took is in the metrics, and nowhere else.
+    differ = {name for name in first if first[name] != second[name]}
+    assert differ <= {"model/metrics.jsonl"}

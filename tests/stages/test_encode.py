@@ -11,7 +11,6 @@ from index_factory import same
 from model_factory import make_model, random_input
 from PIL import Image
 
-import gpq_faiss.stages.encode as stage
 from gpq_faiss import Encoder, RowReader, encode, open_data
 from gpq_faiss.errors import DataError, OutputExistsError, UsageError
 from gpq_faiss.store.rows import RowWriter
@@ -62,21 +61,6 @@ def test_no_item_is_skipped_after_an_interruption(tmp_path, model, data, monkeyp
     assert same(rows_of(out), rows_of(tmp_path / "whole.h5"))
 
 
-def test_codes_begun_from_features_are_not_resumed_from_the_network(
-    tmp_path, model, data, monkeypatch
-):
-    out = tmp_path / "codes.h5"
-    encode(model, data, out).rename(tmp_path / "other.h5")
-    monkeypatch.setattr(stage, "_BLOCK_BYTES", 4 * 72 * 100)  # 100 rows per block
-    fail_once(monkeypatch, 6)
-    with pytest.raises(DataError, match="disk is full"):
-        encode(model, data, out)
-    with pytest.raises(DataError, match="begun from a features file"):
-        encode(model, data, out, keep_features=False)
-    encode(model, data, out)
-    assert same(rows_of(out), rows_of(tmp_path / "other.h5"))
-
-
 def test_repeated_ids_are_refused_before_the_network_runs(tmp_path, model, data, monkeypatch):
     monkeypatch.setattr(Encoder, "_vectors", None)
     repeated = replace(data, ids=np.where(np.arange(N) == 9, 4, np.arange(N)))
@@ -120,17 +104,3 @@ def test_codes_are_of_the_images_that_are_there_now(tmp_path, image_model):
     encode(image_model, data, out, overwrite=True)
     encode(image_model, data, tmp_path / "new.h5")
     assert same(rows_of(tmp_path / "features.h5"), rows_of(tmp_path / "new.features.h5"))
-
-
-def test_broken_images_count_over_an_interruption(tmp_path, image_model, monkeypatch):
-    bitmaps(tmp_path / "images", 1)
-    for name in ("0/02.bmp", "1/11.bmp"):
-        (tmp_path / "images" / name).write_bytes(b"")
-    data, options = f"folder:{tmp_path}/images", {"keep_features": False, "batch_size": 5}
-    out, message = tmp_path / "codes.h5", "2 of 20 images cannot be read.*the limit of 5 %"
-    fail_once(monkeypatch, 3)
-    with pytest.raises(DataError, match="disk is full"):
-        encode(image_model, open_data(data, max_bad=0.1), out, **options)
-    with pytest.raises(DataError, match=message):
-        encode(image_model, open_data(data, max_bad=0.05), out, **options)
-    assert len(rows_of(encode(image_model, open_data(data, max_bad=0.1), out, **options))[0]) == 18

@@ -51,14 +51,6 @@ def test_every_row_is_the_evaluation_of_that_model(models, monkeypatch):
     assert [row["bits"] for row in rows.values()] == [12, 12, 12, 24, "-"]
 
 
-def test_method_has_priority_over_a_folder_of_its_name(models, monkeypatch):
-    monkeypatch.chdir(models)
-    shutil.copytree("paper", "pq")
-    measured = evaluate("ours", digits(), compare=["pq", "./pq"]).measured
-    assert list(measured) == ["posterior", "pq", "gpq (paper)"]
-    assert measured["pq"].model_fingerprint is None
-
-
 def test_json_and_plot_have_the_names_of_the_table(models, tmp_path):
     result = evaluate(models / "ours", digits(), compare=[str(models / "paper"), "pq"])
     document = result.to_dict()

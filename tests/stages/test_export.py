@@ -102,11 +102,6 @@ def test_unknown_form_is_refused(tmp_path):
         export_faiss(model, tmp_path / "x", kind="tree")
 
 
-def test_codebooks_of_other_sizes_are_not_fused(tmp_path):
-    model = make_model(tmp_path / "model", books(2, 32))
-    assert "fused" not in np.load(export(model, tmp_path / "x.npz", to="numpy"))
-
-
 @pytest.mark.parametrize("asymmetric", [False, True])
 def test_export_says_that_queries_have_other_vectors(tmp_path, caplog, asymmetric):
     caplog.set_level(logging.INFO, logger="gpq_faiss")

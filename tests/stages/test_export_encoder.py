@@ -1,6 +1,5 @@
 """The exported graph gives the model's vectors of one side, for any batch, or there is no file."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +8,7 @@ import torch
 from commands import refused
 from model_factory import make_model, random_input
 
-import gpq_faiss as gpq
-from gpq_faiss import Encoder, RowReader, export_encoder, open_encoder
-from gpq_faiss.codes.encode import encode
+from gpq_faiss import Encoder, export_encoder, open_encoder
 from gpq_faiss.encoder import graph_input, read_encoder_metadata
 from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.stages import export_encoder as module
@@ -80,17 +77,6 @@ def test_file_gives_the_vectors_of_the_model(models, exports, file, batch):
     np.testing.assert_allclose(vectors, expected, atol=1e-5)
 
 
-def test_codes_of_the_items_side_are_those_of_encode(models, exports, tmp_path):
-    values = inputs("posterior", 500)
-    path = gpq.encode(models["posterior"], values, tmp_path / "codes.h5")
-    items = open_encoder(exports["posterior", "items", "onnx"], side="items")
-    vectors, valid = items.embed(values)
-    assert valid.all()
-    with RowReader(path) as reader:
-        codes = encode(vectors, reader.header.codebooks)
-        np.testing.assert_array_equal(codes, reader.values)
-
-
 def test_file_of_the_other_side_is_refused(exports, tmp_path):
     items, queries = (exports["posterior", side, "onnx"] for side in ("items", "queries"))
     line = refused("search", items, "index.faiss", "digits", code=2)
@@ -127,9 +113,3 @@ def test_graph_that_differs_leaves_no_file(models, tmp_path, monkeypatch, differ
     with pytest.raises(DataError, match="nothing was written"):
         export_encoder(models["features"], tmp_path / "e.pt2")
     assert not list(tmp_path.iterdir())
-
-
-def test_missing_package_is_named(models, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(UsageError, match=r"onnxscript: pip install 'gpq-faiss\[onnx\]'"):
-        export_encoder(models["features"], tmp_path / "e.onnx")

@@ -17,7 +17,6 @@ from index_factory import (
 from gpq_faiss import index, open_index
 from gpq_faiss.codes.encode import decode, encode
 from gpq_faiss.errors import DataError, MismatchError, UsageError
-from gpq_faiss.store.items import items_path
 
 M, d, N = 6, 4, 300
 Z, IDS = books(M), random_ids(N)
@@ -141,10 +140,3 @@ def test_query_vectors_are_refused_of_items_that_are_codewords(tmp_path, refused
     with pytest.raises(DataError, match=r"queries\.h5: rows 0, 1, .* query vectors"):
         index(model, source, tmp_path / "x.faiss")
     assert not (tmp_path / "x.faiss").exists()
-
-
-def test_more_items_than_memory_name_the_mapped_form(model, codes, tmp_path, monkeypatch):
-    monkeypatch.setattr("gpq_faiss.stages.index._BYTES_PER_ITEM", 1 << 40)
-    with pytest.raises(DataError, match=r"write a file that is mapped \(--out x.lists\)"):
-        index(model, codes, tmp_path / "x.faiss")
-    assert not items_path(tmp_path / "x.faiss").exists()
