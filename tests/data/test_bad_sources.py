@@ -199,6 +199,7 @@ OBJECTS = [
     (frame(v=[x[: 1 + i % 2] for i, x in enumerate(X40)]), {}, "'v' has 1 numbers in row 0, but"),
     (frame(v=[[1, "a"]] * 40), {}, "a column that cannot be converted"),
     (X40, {"labels": Y[:5]}, "5 labels, array has 40 items"),
+    (X40, {"labels": pd.Series(["a"] * 80)[::2]}, "has the id .* in its keys"),
     (X40, {"labels": 3}, "int is not a list of labels"),
     (X40, {"names": ["a"]}, "1 name, array has 40 items"),
     (X40, {"ids": IDS[:40] / 2}, r"ids: float64 \[40\], expected ids"),
