@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from gpq_faiss.data.base import Dataset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.errors import DataError, UsageError
 
@@ -95,3 +96,11 @@ class Items:
         if isinstance(self.values[i], Exception):
             raise self.values[i]
         return self.values[i]
+
+
+def label_texts(dataset: Dataset) -> list[str]:
+    """The labels of each item, with spaces between them."""
+    if dataset.labels is None:
+        return [""] * len(dataset)
+    names = dataset.labels.class_names
+    return [" ".join(names[c] for c in np.flatnonzero(row)) for row in dataset.labels.dense()]

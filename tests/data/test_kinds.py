@@ -18,7 +18,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from image_files import png, put, refused, save, shard
+from image_files import hub, label_texts, png, put, refused, save, shard
 from torch.utils.data import ConcatDataset, Subset, random_split
 from torchvision.datasets import ImageFolder
 
@@ -26,18 +26,13 @@ from gpq_faiss.data.base import scale_of, scale_warning
 from gpq_faiss.data.images import decode_image
 from gpq_faiss.data.labels import labels_of
 from gpq_faiss.data.open import open_data
+from gpq_faiss.errors import DataError
 
 N = 12
 X = np.random.default_rng(0).standard_normal((N, 8)).astype(np.float32) + 2
 Y = np.arange(N) % 3
 CLASSES = [f"c{y}" for y in Y]
 HOT = np.eye(3, dtype=int)[Y]
-
-
-def classes(dataset):
-    """The labels of each item in one text."""
-    names = dataset.labels.class_names
-    return [" ".join(names[c] for c in np.flatnonzero(row)) for row in dataset.labels.dense()]
 
 
 @pytest.fixture
@@ -75,17 +70,15 @@ def test_rows_of_zeros_and_ones_are_multi_hot(width, form, random):
     st.permutations(range(N)), st.sampled_from([dict, pd.Series, pd.DataFrame, "texts", "floats"])
 )
 def test_labels_by_id_are_matched(order, form):
-    keys, values = list(order), [CLASSES[i] for i in order]
+    values = [CLASSES[i] for i in order]
+    keys = [{"texts": str, "floats": float}.get(form, int)(i) for i in order]
     if form is pd.DataFrame:
         labels = pd.DataFrame({"image_id": keys, "category": values})
     elif form is pd.Series:
         labels = pd.Series(values, index=keys)
     else:
-        labels = {
-            {"texts": str, "floats": float}.get(form, int)(k): v
-            for k, v in zip(keys, values, strict=True)
-        }
-    assert classes(open_data(X, labels=labels)) == CLASSES
+        labels = dict(zip(keys, values, strict=True))
+    assert label_texts(open_data(X, labels=labels)) == CLASSES
 
 
 @pytest.mark.parametrize(
@@ -101,30 +94,17 @@ def test_labels_by_id_are_matched(order, form):
     ],
 )
 def test_values_of_labels(labels, expected):
-    assert classes(open_data(X, labels=labels)) == expected
-
-
-def test_words_for_missing_labels_are_noted():
-    data = open_data(X, labels=["cat", "?", "dog"] * 4)
-    assert any(note.startswith("'?' count as classes") for note in data.notes)
+    assert label_texts(open_data(X, labels=labels)) == expected
 
 
 def test_log_says_what_was_understood(folder, caplog):
-    save(
-        folder / "labels.csv", "image_id,category\n" + "".join(f"{i},k{i % 2}\n" for i in range(6))
-    )
+    text = "image_id,category\n" + "".join(f"{i},k{i % 2}\n" for i in range(6))
+    labels = save(folder / "labels.csv", text)
     with caplog.at_level("INFO", logger="gpq_faiss"):
-        open_data("x.npy", labels="labels.csv")
+        open_data("x.npy", labels=labels)
     first, second = [record.getMessage() for record in caplog.records][:2]
-    assert first.endswith(
-        "labels.csv: 6 of 12 items labelled, 2 classes, matched by id in 'image_id'"
-    )
+    assert first.endswith("6 of 12 items labelled, 2 classes, matched by id in 'image_id'")
     assert second.endswith("items of each class: k0 3, k1 3")
-
-
-def test_classes_of_one_item_are_noted():
-    data = open_data(X, labels=[f"caption {i}" for i in range(N)])
-    assert "12 of 12 classes have one item: are they ids or captions?" in data.notes
 
 
 # Tables -------------------------------------------------------------------------------------------
@@ -151,21 +131,19 @@ TABLES = {
 @pytest.mark.parametrize("name", TABLES)
 def test_tables_of_labels_by_usual_and_by_named_columns(folder, name):
     TABLES[name](folder / name, "Image ID", "Class_Name")
-    assert classes(open_data("x.npy", labels=name)) == CLASSES
+    assert label_texts(open_data("x.npy", labels=name)) == CLASSES
     TABLES[name](folder / name, "nr", "art")
     named = open_data("x.npy", labels=name, id_column="nr", label_column="art")
-    assert classes(named) == CLASSES
+    assert label_texts(named) == CLASSES
     refused("x.npy", "it has 'art', 'nr'|it has 'nr', 'art'", labels=name)
 
 
-def test_names_match_without_folder_and_ending(folder):
+@pytest.mark.parametrize(("key", "note"), [("{}.png", "file name"), ("{}", "name without ending")])
+def test_names_match_without_folder_and_ending(folder, key, note):
     put(folder, "q/cat/0001.png", "q/dog/0002.png")
-    for form, key in (("file name", "{}.png"), ("name without ending", "{}")):
-        rows = "".join(
-            f"{key.format(name)},{label}\n" for name, label in (("0002", "y"), ("0001", "x"))
-        )
-        data = open_data("q", labels=save(folder / "q.csv", f"image_id,category\n{rows}"))
-        assert (classes(data), form in data.notes[0]) == (["x", "y"], True)
+    text = f"image_id,category\n{key.format('0002')},y\n{key.format('0001')},x\n"
+    data = open_data("q", labels=save(folder / "q.csv", text))
+    assert (label_texts(data), note in data.notes[0]) == (["x", "y"], True)
 
 
 SHIFTED = {
@@ -183,10 +161,6 @@ SHIFTED = {
 def test_labels_of_neighbours_are_refused(folder, name):
     text, message = SHIFTED[name]
     refused("x.npy", message, labels=save(folder / name, text))
-
-
-def test_series_of_other_rows_is_refused():
-    refused(X, "has the id 12 in its keys", labels=pd.Series(CLASSES * 2)[::2])
 
 
 def test_whole_floats_are_ids(folder):
@@ -246,16 +220,13 @@ MORE_VECTORS = {
 @pytest.mark.parametrize("name", MORE_VECTORS)
 def test_more_files_of_vectors(folder, name):
     MORE_VECTORS[name](folder / name)
-    data = open_data(name)
-    np.testing.assert_allclose(data.read(slice(None)), X, rtol=1e-6)
-    if name == "price.parquet":
-        assert "vectors are the 8 columns 'f0' to 'f7'" in data.notes
+    np.testing.assert_allclose(open_data(name).read(slice(None)), X, rtol=1e-6)
 
 
 def test_patterns_choose_columns_of_vectors(folder):
     save(folder / "t.parquet", {f"{c}{i}": X[:, i] for c in "ab" for i in range(8)})
     refused("t.parquet", "which column holds the vectors")
-    assert open_data("t.parquet", vectors="b*").width == 8
+    assert "vectors are the 8 columns 'b0' to 'b7'" in open_data("t.parquet", vectors="b*").notes
 
 
 def test_row_groups_are_read_in_any_order(folder):
@@ -266,14 +237,18 @@ def test_row_groups_are_read_in_any_order(folder):
     np.testing.assert_array_equal(data.read(rows), X[rows])
 
 
-def test_labels_are_read_before_vectors(folder, monkeypatch):
-    save(folder / "z.npz", {"x": np.zeros((4, 3)), "labels": np.full(4, -1)})
-    save(folder / "z.parquet", {"x": [[0.0, 0.0]] * 40, "label": [None] * 40})
-    for name in ("z.npz", "z.parquet"):
-        refused_ = open_data(name)
-        monkeypatch.setattr(type(refused_), "read", None)
-        with pytest.raises(Exception, match="no item has a label"):
-            refused_.require_labels()
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("z.npz", {"x": np.zeros((4, 3)), "labels": np.full(4, -1)}),
+        ("z.parquet", {"x": [[0.0, 0.0]] * 40, "label": [None] * 40}),
+    ],
+)
+def test_labels_are_read_before_vectors(folder, monkeypatch, name, content):
+    data = open_data(save(folder / name, content))
+    monkeypatch.setattr(type(data), "read", None)
+    with pytest.raises(DataError, match="no item has a label"):
+        data.require_labels()
 
 
 def test_folders_of_embeddings_are_one_set(folder):
@@ -285,18 +260,18 @@ def test_folders_of_embeddings_are_one_set(folder):
         save(folder / f"f/part-{k}.parquet", {"embedding": list(X[rows]), "id": np.arange(N)[rows]})
     for data in (open_data("c"), open_data("c/img_emb/*.npy", labels="c/metadata/*.parquet")):
         np.testing.assert_array_equal(data.read(slice(None)), X)
-        assert (classes(data), data.texts["name"][7]) == (CLASSES, "p/1-1.jpg")
+        assert (label_texts(data), data.texts["name"][7]) == (CLASSES, "p/1-1.jpg")
     np.testing.assert_array_equal(open_data("f").read(slice(None)), X)
 
 
 def test_images_in_parquet_and_in_clones_of_hubs(folder):
     columns = {"image": [png(i) for i in range(4)], "label": ["a", "b"] * 2}
     save(folder / "i.parquet", columns)
-    rows = datasets.Dataset.from_dict(columns).cast_column("image", datasets.Image(decode=False))
+    rows = hub({"image": datasets.Image(decode=False)}, **columns)
     (folder / "clone/data").mkdir(parents=True)
     rows.to_parquet("clone/data/train-00000-of-00001.parquet")
     for data in (open_data("i.parquet"), open_data("clone")):
-        assert (classes(data), data.read(slice(0, 1))[0].shape) == (["a", "b"] * 2, (4, 4, 3))
+        assert (label_texts(data), data.read(slice(0, 1))[0].shape) == (["a", "b"] * 2, (4, 4, 3))
 
 
 def samples(folder, **texts):
@@ -315,22 +290,20 @@ def test_captions_are_no_labels_unless_named(folder):
     assert (data.labels.n_classes, data.texts["url"][0], data.texts["name"][1]) == (6, "u", "1")
 
 
-def test_labels_and_images_of_shards(folder):
-    for texts in (
-        {"json": '{"label": I}'},
-        {"cls": "I"},
-        {"json": '{"x": {"y": 1}, "class": "I"}'},
-    ):
-        for source in (samples(folder, **texts), "a.tar"):
-            data = open_data(source)
-            assert classes(data) == list("012345")
-            np.testing.assert_array_equal(data.read(slice(3, 4))[0], decode_image(png(3)))
+@pytest.mark.parametrize(
+    "texts",
+    [{"json": '{"label": I}'}, {"cls": "I"}, {"json": '{"x": {"y": 1}, "class": "I"}'}],
+)
+def test_labels_and_images_of_shards(folder, texts):
+    data = open_data(samples(folder, **texts))
+    assert label_texts(data) == list("012345")
+    np.testing.assert_array_equal(data.read(slice(3, 4))[0], decode_image(png(3)))
 
 
-def test_archives_of_folders_are_refused_with_the_remedy(folder):
+@pytest.mark.parametrize("spec", ["f.tar", "folder:f.tar"])
+def test_archives_of_folders_are_refused_with_the_remedy(folder, spec):
     shard(folder / "f.tar", {f"c{i % 2}/{i}.png": png(i) for i in range(6)})
-    refused("f.tar", "extract it, and give the folder")
-    refused("folder:f.tar", "extract it, and give the folder")
+    refused(spec, "extract it, and give the folder")
 
 
 # Objects ------------------------------------------------------------------------------------------
@@ -348,13 +321,10 @@ def test_vectors_in_objects(folder):
 def test_parts_of_torch_data_sets_keep_class_names(folder):
     put(folder / "i", *(f"{c}/{k}.png" for c in ("cat", "dog") for k in range(5)))
     images = ImageFolder("i")
-    for source in (
-        Subset(images, [0, 3, 7]),
-        random_split(images, [5, 5])[0],
-        ConcatDataset([images, images]),
-    ):
+    joined = ConcatDataset([images, images])
+    for source in (Subset(images, [0, 3, 7]), random_split(images, [5, 5])[0], joined):
         assert open_data(source).labels.class_names == ("cat", "dog")
-    assert classes(open_data(Subset(Subset(images, range(8)), [1, 6]))) == ["cat", "dog"]
+    assert label_texts(open_data(Subset(Subset(images, range(8)), [1, 6]))) == ["cat", "dog"]
 
 
 # Folders ------------------------------------------------------------------------------------------
@@ -368,23 +338,28 @@ LAYOUTS = {
     "train/cat/1 train/dog/2 val/cat/1 raw/8": ["cat", "dog", "", "cat"],
     "photo/cat/1 photo/dog/1 sketch/cat/1 sketch/dog/2": ["cat", "cat", "dog", "dog"],
     "Latin/character01/1 Greek/character01/2": ["Greek", "Latin"],
+    "train/x bus/y": ["bus", "train"],
+    "train/x test/y": ["", ""],
+    "set/train/b/x set/test/a/y": ["b", "a"],
+    "flowers/rose/x flowers/tulip/y": ["rose", "tulip"],
+    "x a/y": ["a", ""],
+    "only/x": ["only"],
 }
 
 
 @pytest.mark.parametrize("names", LAYOUTS)
 def test_layouts_of_folders(tmp_path, names):
     put(tmp_path, *(f"{name}.png" for name in names.split()))
-    assert classes(open_data(tmp_path)) == LAYOUTS[names]
+    assert label_texts(open_data(tmp_path)) == LAYOUTS[names]
 
 
 def test_links_inside_the_tree_are_left_out(tmp_path):
-    put(tmp_path / "i", "cat/1.png", "dog/1.png", "dog/2.png")
-    put(tmp_path / "outside", "emu/1.png")
+    put(tmp_path, "i/cat/1.png", "i/dog/1.png", "i/dog/2.png", "outside/emu/1.png")
     (tmp_path / "i/cat/dog2").symlink_to("../dog")
-    (tmp_path / "i/emu").symlink_to(tmp_path / "outside/emu")
-    (tmp_path / "i/ostrich").symlink_to(tmp_path / "outside/emu")
+    for name in ("emu", "ostrich"):
+        (tmp_path / "i" / name).symlink_to(tmp_path / "outside/emu")
     data = open_data(tmp_path / "i")
-    assert classes(data) == ["cat", "dog", "dog", "emu"]
+    assert label_texts(data) == ["cat", "dog", "dog", "emu"]
     assert "cat/dog2 is a link to a folder that is read anyway: left out" in data.notes
 
 
@@ -400,3 +375,14 @@ def test_another_scale_is_a_warning(factor, shift):
     expected |= ends > 0.5 * (scale["high"] - scale["low"])
     assert (scale_warning(scale, scale_of(changed), N) is not None) == expected
     assert scale_warning(scale, scale_of(x[:1]), 1) is None
+
+
+@pytest.mark.parametrize(
+    ("labels", "note"),
+    [
+        (["cat", "?", "dog"] * 4, "'?' count as classes"),
+        ([f"caption {i}" for i in range(N)], "12 of 12 classes have one item: are they ids or"),
+    ],
+)
+def test_labels_that_may_be_mistaken_are_noted(labels, note):
+    assert any(text.startswith(note) for text in open_data(X, labels=labels).notes)
