@@ -3,7 +3,6 @@
 import hashlib
 import os
 import pickle
-from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
@@ -153,13 +152,6 @@ def test_nuswide_damaged_parts(file, text, message, tmp_path):
     nuswide(tmp_path)
     save(tmp_path / file, text)
     refused(f"nuswide:{tmp_path}", message, concepts=5)
-
-
-@pytest.mark.parametrize("file", [f"{LABELS}/Labels_sky.txt", LIST])
-def test_nuswide_missing_files_are_named(file, tmp_path):
-    nuswide(tmp_path)
-    (tmp_path / file).unlink()
-    refused(f"nuswide:{tmp_path}", f"{Path(file).name}.* not found", concepts=5)
 
 
 @pytest.mark.parametrize(
