@@ -131,9 +131,6 @@ def test_list_of_hashing_papers(tmp_path):
     dataset = open_data(save(tmp_path / "train.txt", lines))
     assert dataset.require_labels().dense().tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
     assert all(image is not None for image in dataset.read(slice(None)))
-    ids = save(tmp_path / "x" / "ids.txt", "a.png 12\nd.png -1\n")
-    names = open_data(ids, root=tmp_path / "images").require_labels()
-    assert (names.class_names, names.class_ids().tolist()) == (("12",), [0, -1])
 
 
 def test_columns_of_csv(tmp_path):
@@ -207,14 +204,6 @@ def test_columns_that_are_named():
     check(open_data(table.assign(noise=1.0), **columns, keep="noise"), ids=True, names=True)
     check(open_data(table.set_index("row"), labels="kind"))
     check(open_data(table, labels="kind", vectors=["x2", "x0"]), X[:, [2, 0]])
-
-
-def test_labels_ids_and_names_beside_the_data():
-    numbers = ("0", "1", "2")
-    check(open_data(X, labels=SOME.tolist(), ids=IDS), classes=numbers, ids=True)
-    check(open_data(X, labels=CELLS, names=NAMES), names=True)
-    table = frame(v=list(X)).drop(columns="label")
-    check(open_data(table, labels=torch.from_numpy(SOME)), classes=numbers, ids=True)
 
 
 def test_our_own_features_file(tmp_path):
