@@ -144,25 +144,6 @@ def test_what_is_no_item_is_one_clear_line(convert, bad, message):
     assert str(caught.value).isprintable()
 
 
-@settings(max_examples=100, deadline=None)
-@given(
-    st.sampled_from(["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP"]),
-    st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=8),
-    st.integers(0, 10_000),
-)
-def test_mutated_files_give_an_image_or_a_data_error(format_, flips, cut):
-    data = bytearray(encoded(random_rgb(9, 12), format_))
-    for position, value in flips:
-        data[position % len(data)] = value
-    try:
-        image = decode_image(bytes(data[: len(data) - cut % len(data)]), max_pixels=1 << 20)
-    except DataError as error:
-        assert "\n" not in str(error)  # noqa: PT017
-    else:
-        assert (image.dtype, image.ndim, image.shape[2]) == (np.uint8, 3, 3)
-        assert min(image.shape[:2]) >= 2
-
-
 # Resizing, and every form -------------------------------------------------------------------------
 
 

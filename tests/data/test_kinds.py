@@ -344,6 +344,7 @@ LAYOUTS = {
     "flowers/rose/x flowers/tulip/y": ["rose", "tulip"],
     "x a/y": ["a", ""],
     "only/x": ["only"],
+    ".h/a cat/1 cat/._2 dog/x/3": ["cat", "dog"],
 }
 
 

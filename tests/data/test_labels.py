@@ -43,13 +43,6 @@ def test_packed_equals_dense(dense):
         np.testing.assert_array_equal(result, expected)
 
 
-@given(st.lists(st.integers(-1, 40), max_size=50))
-def test_ids_round_trip(ids):
-    labels = Labels.from_ids(ids)
-    assert labels.class_ids().tolist() == ids
-    assert (labels.n_classes, labels.multi_label) == (max([0, *ids]) + 1, False)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [

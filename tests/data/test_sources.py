@@ -2,7 +2,6 @@
 follows the limit; nothing is held.
 """
 
-import os
 import tracemalloc
 
 import datasets
@@ -103,29 +102,7 @@ def test_every_form_is_the_same_images(roots, form):
     assert copy.fingerprint == data.fingerprint or form == "hub"
 
 
-def test_columns_of_a_hub_and_its_splits(roots):
-    table = {"file": [f"f{i}" for i in range(N)], "path": NAMES, "id": list(range(100, 100 + N))}
-    data = open_data(hub(HUB, **COLUMNS, **table), keep="file")
-    assert data.ids.tolist() == list(range(100, 100 + N))
-    assert (data.texts["name"][4], data.texts["file"][4]) == (NAMES[4], "f4")
-    assert "splits: train, test" in open_data(roots[0] / "hub").notes
-
-
 # Folders ------------------------------------------------------------------------------------------
-
-
-def test_folder_of_classes(tmp_path):
-    put(
-        tmp_path, "cat/2.png", "cat/1.PNG", "ant/x/deep.png", "bee/0.jpg", ".h/a.png", "bee/._0.jpg"
-    )
-    save(tmp_path / "cat" / "notes.txt", "no image")
-    (tmp_path / "ant" / "loop").symlink_to(tmp_path)
-    dataset = open_data(tmp_path)
-    names = ["ant/x/deep.png", "bee/0.jpg", "cat/1.PNG", "cat/2.png"]
-    assert [os.path.relpath(path, tmp_path) for path in dataset.paths] == names
-    assert dataset.labels.class_ids().tolist() == [0, 1, 2, 2]
-    assert "2 files without an image extension left out" in dataset.notes
-    assert "ant/loop is a link to a folder that is read anyway: left out" in dataset.notes
 
 
 BROKEN = [{"bytes": b"no image" if i == 1 else png(i), "path": None} for i in range(20)]
@@ -154,9 +131,6 @@ def test_list_of_hashing_papers(tmp_path):
     dataset = open_data(save(tmp_path / "train.txt", lines))
     assert dataset.require_labels().dense().tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
     assert all(image is not None for image in dataset.read(slice(None)))
-    ids = save(tmp_path / "x" / "ids.txt", "a.png 12\nd.png -1\n")
-    names = open_data(ids, root=tmp_path / "images").require_labels()
-    assert (names.class_names, names.class_ids().tolist()) == (("12",), [0, -1])
 
 
 def test_columns_of_csv(tmp_path):
@@ -230,14 +204,6 @@ def test_columns_that_are_named():
     check(open_data(table.assign(noise=1.0), **columns, keep="noise"), ids=True, names=True)
     check(open_data(table.set_index("row"), labels="kind"))
     check(open_data(table, labels="kind", vectors=["x2", "x0"]), X[:, [2, 0]])
-
-
-def test_labels_ids_and_names_beside_the_data():
-    numbers = ("0", "1", "2")
-    check(open_data(X, labels=SOME.tolist(), ids=IDS), classes=numbers, ids=True)
-    check(open_data(X, labels=CELLS, names=NAMES), names=True)
-    table = frame(v=list(X)).drop(columns="label")
-    check(open_data(table, labels=torch.from_numpy(SOME)), classes=numbers, ids=True)
 
 
 def test_our_own_features_file(tmp_path):

@@ -7,7 +7,6 @@ import json
 import numpy as np
 import pytest
 
-from gpq_faiss.errors import UsageError
 from gpq_faiss.evaluation.tables import Spread, render, summarise
 
 ROWS = [
@@ -69,8 +68,3 @@ def test_json_has_all_digits_and_no_nan():
     rows = json.loads(render([*ROWS, row], "json"), parse_constant=pytest.fail)
     assert rows[0]["map"] == {"mean": 0.55, "deviation": ROWS[0]["map"].deviation, "n": 2}
     assert (rows[2]["map"], rows[2]["n"], rows[2]["c"]) == (None, 3, [0, 1])
-
-
-def test_unknown_formats_are_refused():
-    with pytest.raises(UsageError, match="yaml"):
-        render(ROWS, "yaml")

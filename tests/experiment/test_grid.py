@@ -13,7 +13,6 @@ from gpq_faiss.config import preset, validate
 from gpq_faiss.errors import GpqError, UsageError
 from gpq_faiss.experiment.grid import (
     built_in_grids,
-    describe_plan,
     grid_from,
     method_config,
     plan,
@@ -52,7 +51,6 @@ def test_built_in_grids_are_documented_and_valid():
             (12, 24, 32, 48),
             protocol,
         )
-    assert len(read_grid("sensitivity").variations) == 25
     (block,) = re.findall(r"```toml\n(.*?)```", page, re.S)
     shown = grid_from({"name": "page"} | tomllib.loads(block))
     assert [v.name for v in shown.variations] == ["", "no entropy"]
@@ -64,14 +62,8 @@ def test_options_change_a_grid_of_a_file(tmp_path):
     grid = read_grid(path)
     assert (grid.name, grid.title, grid.bits, grid.seeds) == ("mine", "mine", (8,), (0,))
     changed = grid.with_options(bits=(12,), seeds=None)
-    assert (changed.bits, changed.seeds, changed.config) == (
-        (12,),
-        (0,),
-        {"training": {"steps": 7}},
-    )
+    assert (changed.bits, changed.config) == ((12,), {"training": {"steps": 7}})
     assert grid.with_options(methods=("all",)).methods == tuple(METHODS)
-    # In the order of the tables, whatever the order in the file.
-    assert changed.methods_of(changed.variations[0]) == ["gpq", "pq"]
 
 
 @pytest.mark.parametrize(
@@ -190,17 +182,8 @@ def test_baselines_share_budget_and_network_but_not_losses(perceptron, hidden):
     assert pqn.loss == gpq.loss == preset("paper").loss
 
 
-def test_a_plan_says_how_its_number_of_runs_comes_about():
-    assert describe_plan(specs_of(bits=[12, 24], seeds=[0, 1])) == (
-        "10 runs: 2 methods (with variations) x 2 code lengths (12, 24 bits) x 2 seeds, "
-        "and 2 without codes"
-    )
-
-
-def test_cnn_f_enlarges_small_images_unless_set():
+def test_cnn_f_enlarges_small_images():
     """CNN-F takes no image under 63 pixels, and those of CIFAR-10 have 32."""
     grid = small_grid(methods=["gpq-f"])
-    larger = grid.with_options(settings={"network": {"image_size": 100}})
-    for requested, size in ((grid, 224), (larger, 100)):
-        config = method_config(requested, grid.variations[0], "gpq-f", perceptron=False)
-        assert (config.network.image_size, config.network.backbone) == (size, "cnnf")
+    config = method_config(grid, grid.variations[0], "gpq-f", perceptron=False)
+    assert (config.network.image_size, config.network.backbone) == (224, "cnnf")
