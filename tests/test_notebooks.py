@@ -40,8 +40,9 @@ class Run(NamedTuple):
         """The Markdown table with ``column`` in its head: first cell of a row -> column -> text."""
         for cell in self.book.cells:
             for output in cell.get("outputs", []):
-                lines = output.get("data", {}).get("text/markdown", "").strip().splitlines()
-                rows = [[text.strip() for text in line.strip("|").split("|")] for line in lines]
+                lines = output.get("data", {}).get("text/markdown", "").splitlines()
+                table = [line.strip("|") for line in lines if line.startswith("|")]
+                rows = [[text.strip() for text in line.split("|")] for line in table]
                 if rows and column in rows[0]:
                     return {row[0]: dict(zip(rows[0], row, strict=True)) for row in rows[2:]}
         raise AssertionError(f"no table with {column}")
