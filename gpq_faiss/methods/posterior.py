@@ -443,7 +443,10 @@ class PosteriorCodes(CodeMethod):
                 x, labels, self._vectors(reader, unlabelled[::stride])[0]
             )
         if self.unseen:
-            log.info("many unlabelled items are of none of the labelled classes")
+            log.info(
+                "many unlabelled items are of none of the labelled classes: codes are made for "
+                "those, too (posterior.unseen_classes=false serves the labelled classes alone)"
+            )
             return
         self.pseudo_labels = propagate_labels(
             functools.partial(self._vectors, reader),
