@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,6 @@ from ..errors import DataError, one_line
 
 MAX_PIXELS = 64 * 1024 * 1024
 """Maximum pixels of an image, checked by its header before decoding."""
-MIN_SIDE = 2
-"""Minimum side in pixels; images of one pixel are placeholders of failed downloads."""
 IMAGE_SUFFIXES = frozenset(
     [
         ".jpg",
@@ -60,8 +59,8 @@ def shown(name: str) -> str:
 
 def is_image_name(name: str) -> bool:
     """Return whether a name is that of an image file, and not hidden (``._a.jpg`` of macOS)."""
-    base = os.path.basename(name)
-    return not base.startswith(".") and os.path.splitext(base)[1].lower() in IMAGE_SUFFIXES
+    path = PurePath(name)
+    return not path.name.startswith(".") and path.suffix.lower() in IMAGE_SUFFIXES
 
 
 def decode_image(
@@ -83,13 +82,15 @@ def decode_image(
     """
     name = name or (shown(os.fspath(source)) if isinstance(source, str | os.PathLike) else "image")
     try:
-        with open_image(source) as image:
-            width, height = image.size
-            if not (min(width, height) >= MIN_SIDE and width * height <= max_pixels):
-                limits = f"at least {MIN_SIDE} x {MIN_SIDE} and at most {max_pixels:,} are allowed"
-                raise ValueError(f"{width} x {height} pixels: {limits}")
-            image.load()
-            return _to_rgb(image)
+        if not isinstance(source, Image.Image):
+            content = source if isinstance(source, bytes) else Path(source).read_bytes()
+            source = Image.open(io.BytesIO(content), formats=_FORMATS)
+        width, height = source.size
+        if min(width, height) < 2 or width * height > max_pixels:  # 1 x 1: of failed downloads
+            limits = f"at least 2 x 2 and at most {max_pixels:,} are allowed"
+            raise ValueError(f"{width} x {height} pixels: {limits}")
+        source.load()
+        return _to_rgb(source)
     except FileNotFoundError:
         reason = "not found"
     except UnidentifiedImageError:
@@ -97,18 +98,6 @@ def decode_image(
     except Exception as error:  # malformed bytes raise nearly all of them
         reason = f"cannot be decoded ({one_line(error)})"
     raise BrokenImageError(name, reason)
-
-
-def open_image(
-    source: bytes | str | os.PathLike[str] | Image.Image | NDArray[np.uint8],
-) -> contextlib.AbstractContextManager[Image.Image]:
-    """Return an image whose header is read."""
-    if isinstance(source, Image.Image):
-        return contextlib.nullcontext(source)  # its owner closes it
-    if isinstance(source, np.ndarray):
-        return Image.fromarray(source)
-    file = io.BytesIO(source) if isinstance(source, bytes) else source
-    return Image.open(file, formats=_FORMATS)
 
 
 def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
@@ -124,10 +113,10 @@ def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
         return np.stack([grey.astype(np.uint8)] * 3, axis=2)
     if mode in {"I", "F"}:
         raise ValueError("32-bit pixels have no fixed range: convert it to 8 or 16 bits")
-    if "A" in mode or "a" in mode or "transparency" in image.info:
+    if image.has_transparency_data:
         # On white, as in a browser; dropping alpha would reveal hidden colours.
-        rgba = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", rgba.size, (255, 255, 255, 255)), rgba)
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return np.array(image.convert("RGB"), dtype=np.uint8)
 
 
@@ -136,10 +125,8 @@ def resize_square(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     crop the centre.
 
     Resamples only the centre square, so that a 2 x 30,000,000 strip needs no more memory than its
-    input. An image of that size is returned itself.
+    input.
     """
-    if image.shape[:2] == (size, size):
-        return image
     return np.asarray(ImageOps.fit(Image.fromarray(image), (size, size), Image.Resampling.BILINEAR))
 
 
@@ -165,13 +152,9 @@ def to_images(values: Any, size: int) -> NDArray[np.uint8]:
     if isinstance(values, _ENCODED):
         values = [values]
     elif not isinstance(values, list | tuple):
-        values = as_array(values, "images")
-        if values.dtype == np.uint8 and values.shape[1:] == (3, size, size):
-            return np.require(values, requirements=("C", "W"))  # as torch requires
+        values = np.atleast_1d(as_array(values, "images"))
         if values.ndim == 2 or (values.ndim == 3 and 3 in (values.shape[0], values.shape[2])):
             values = values[None]
-        if values.ndim not in (3, 4):
-            raise DataError(f"images: {values.dtype} {list(values.shape)}, expected {_SHAPES}")
     pixels = (to_pixels(value, f"image {i}") for i, value in enumerate(values))
     planes = [resize_square(image, size).transpose(2, 0, 1) for image in pixels]
     return np.stack(planes) if planes else np.empty((0, 3, size, size), np.uint8)
@@ -202,17 +185,12 @@ def to_pixels(value: Any, location: str) -> NDArray[np.uint8]:
         array = np.stack([array] * 3, axis=2)
     elif array.ndim == 3 and array.shape[2] != 3 and array.shape[0] == 3:
         array = array.transpose(1, 2, 0)
-    if array.ndim != 3 or array.shape[2] != 3 or 0 in array.shape:
-        raise DataError(f"{location}: {list(array.shape)}, expected {_SHAPES}")
-    if array.dtype.kind == "f" and array.min() >= 0 and array.max() <= 1:
-        array = np.round(array * 255)
-    elif array.dtype != np.uint8:
-        raise DataError(
-            f"{location}: "
-            f"{array.dtype} from {array.min():g} to {array.max():g}"
-            f": uint8, or floats from 0 to 1, are needed"
-        )
-    return np.ascontiguousarray(array, dtype=np.uint8)
+    is_unit = array.dtype.kind == "f" and array.size and array.min() >= 0 and array.max() <= 1
+    is_image = array.ndim == 3 and array.shape[2] == 3 and array.size
+    if not is_image or not (is_unit or array.dtype == np.uint8):
+        expected = f"expected uint8, or floats from 0 to 1, {_SHAPES}"
+        raise DataError(f"{location}: {array.dtype} {list(array.shape)}, {expected}")
+    return np.ascontiguousarray(np.round(array * 255) if is_unit else array, dtype=np.uint8)
 
 
 def to_vectors(values: Any, width: int) -> NDArray[np.float32]:
@@ -220,6 +198,5 @@ def to_vectors(values: Any, width: int) -> NDArray[np.float32]:
     DataError: not numbers, or of another width.
     """
     array = as_array(values, "items to embed")
-    array = array[None] if array.shape == (width,) else array
-    vectors = checks.check_vectors(array, width, name="items to embed", finite=False)
+    vectors = checks.check_vectors(np.atleast_2d(array), width, name="items to embed", finite=False)
     return np.require(vectors, requirements="W")  # as torch requires

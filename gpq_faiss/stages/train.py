@@ -59,8 +59,7 @@ def train(
         config: settings (default: the ``recommended`` preset).
         labelled: labels that the training sees: ``N-per-class``, a fraction, a file of ids, or
             ``all`` (except those of the queries).
-        protocol: how queries are held out (``1``, ``2``, ``transfer``, ``gpq-authors``; ``none``:
-            no queries).
+        protocol: how queries are held out (``1``, ``2``, ``transfer``; ``none``: no queries).
         queries: queries of protocol 1: ``N-per-class`` or a file of ids (default: the protocol's
             number).
         overwrite: replace the folder once the new model is complete, and discard an unfinished run.
