@@ -108,10 +108,13 @@ class FeatureDataset(Dataset):
     kind: Literal["images", "features"] = "features"
 
     def __post_init__(self) -> None:
-        shape = self.matrix.shape
-        if len(shape) != 2 or 0 in shape or self.matrix.dtype.kind not in "fiu":
+        if (
+            len(self.matrix.shape) != 2
+            or 0 in self.matrix.shape
+            or self.matrix.dtype.kind not in "fiu"
+        ):
             raise DataError(
-                f"{self.name} is {self.matrix.dtype} {list(shape)}"
+                f"{self.name} is {self.matrix.dtype} {list(self.matrix.shape)}"
                 f": numbers [N, width] are needed, one row per item"
             )
         super().__post_init__()

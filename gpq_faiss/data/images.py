@@ -83,12 +83,13 @@ def decode_image(
     name = name or (shown(os.fspath(source)) if isinstance(source, str | os.PathLike) else "image")
     try:
         if not isinstance(source, Image.Image):
-            content = source if isinstance(source, bytes) else Path(source).read_bytes()
-            source = Image.open(io.BytesIO(content), formats=_FORMATS)
+            data = source if isinstance(source, bytes) else Path(source).read_bytes()
+            source = Image.open(io.BytesIO(data), formats=_FORMATS)
         width, height = source.size
         if min(width, height) < 2 or width * height > max_pixels:  # 1 x 1: of failed downloads
-            limits = f"at least 2 x 2 and at most {max_pixels:,} are allowed"
-            raise ValueError(f"{width} x {height} pixels: {limits}")
+            raise ValueError(
+                f"{width} x {height} pixels: at least 2 x 2 and at most {max_pixels:,} are allowed"
+            )
         source.load()
         return _to_rgb(source)
     except FileNotFoundError:
@@ -164,8 +165,9 @@ def as_array(value: Any, location: str) -> NDArray[Any]:
     """Convert an array, tensor, or list of them, to an array of numbers. Raises DataError: not
     numbers.
     """
-    plain = [without_gradient(v) for v in value] if isinstance(value, list | tuple) else value
-    array = checks.as_array(without_gradient(plain), location)
+    is_list = isinstance(value, list | tuple)
+    plain = [without_gradient(item) for item in value] if is_list else without_gradient(value)
+    array = checks.as_array(plain, location)
     if array.dtype.kind not in "fiu":
         raise DataError(
             f"{location}: {type(value).__name__} is not an array of numbers, nor an image"

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -34,8 +33,7 @@ ROW = re.compile(r"\[?\s*[01](\.0*)?([\s,;]+[01](\.0*)?)+\s*\]?")
 
 MISSING = frozenset(["", "nan", "na", "n/a", "#n/a", "null", "none", "nat", "<na>", "?", "-", "--"])
 """Texts, in lower case, that mean "no label" where all other labels are numbers."""
-_SETS = (set, frozenset)
-_COLLECTIONS = (list, tuple, dict, *_SETS)
+_COLLECTIONS = (list, tuple, dict, set, frozenset)
 
 Rows = slice | NDArray[Any]
 
@@ -135,7 +133,6 @@ class Labels:
         """Return labels of a 0/1 matrix [N, C] of any number type; a zero row is unlabelled. Raises
         DataError: anything else.
         """
-        array = np.asarray(array)
         names = _names(class_names or range(array.shape[-1]))
         if array.dtype.kind not in "iubf" or array.shape[1:] != (len(names),) or not names:
             raise DataError(
@@ -160,7 +157,11 @@ class Labels:
             # An integer column with gaps becomes float in pandas.
             items = [[text.partition(".")[0] for text in row if text in texts] for row in items]
             widths = {len(row) for row in items if row}
-            if len(widths) == 1 and max(widths) > 1 and {*chain(*items)} <= {"0", "1"}:
+            if (
+                len(widths) == 1
+                and max(widths) > 1
+                and {text for row in items for text in row} <= {"0", "1"}
+            ):
                 zeros = ["0"] * max(widths)
                 return cls.from_multihot(np.array([row or zeros for row in items]) == "1")
         items = [[text for text in row if text not in ("", "-1")] for row in items]
@@ -294,7 +295,7 @@ def _texts(value: Any) -> tuple[str, ...]:
         return _texts_of_scalar(value)
     if isinstance(value, dict) or any(isinstance(item, _COLLECTIONS) for item in value):
         raise DataError("a label is a dict or a list in a list: names or numbers are needed")
-    items = sorted(value, key=str) if isinstance(value, _SETS) else value
+    items = sorted(value, key=str) if isinstance(value, set | frozenset) else value
     return tuple([text for item in items for text in _texts(item)])
 
 
@@ -322,17 +323,16 @@ def labels_note(source: str, labels: Labels, method: str) -> str:
 def class_notes(labels: Labels) -> list[str]:
     """Return lines of the log on the classes: their sizes, and what looks like a mistake."""
     counts = labels.counts()
-    order = np.argsort(-counts, kind="stable")[:10]
-    sizes = ", ".join(f"{labels.class_names[c]} {counts[c]:,}" for c in order)
-    more = f", ... ({len(counts) - 10:,} more)" if len(counts) > 10 else ""
-    notes = [f"items of each class: {sizes}{more}"]
-    if missing := [repr(name) for name in labels.class_names if name.lower() in MISSING]:
-        notes.append(
-            f"{', '.join(missing)} count as classes: leave such labels empty if they mean none"
-        )
+    sizes = [
+        f"{labels.class_names[c]} {counts[c]:,}" for c in np.argsort(-counts, kind="stable")[:10]
+    ]
+    sizes += [f"... ({len(counts) - 10:,} more)"] * (len(counts) > 10)
+    missing = [repr(name) for name in labels.class_names if name.lower() in MISSING]
+    advice = f"{', '.join(missing)} count as classes: leave such labels empty if they mean none"
     single = int((counts == 1).sum())
-    if single > 2 and 2 * single > len(counts):
-        notes.append(
-            f"{single:,} of {len(counts):,} classes have one item: are they ids or captions?"
-        )
-    return notes
+    doubt = f"{single:,} of {len(counts):,} classes have one item: are they ids or captions?"
+    return [
+        f"items of each class: {', '.join(sizes)}",
+        *([advice] if missing else []),
+        *([doubt] if single > 2 and 2 * single > len(counts) else []),
+    ]

@@ -35,13 +35,11 @@ from .base import Dataset
 from .labels import Labels, errors_of
 
 PROTOCOLS = ("1", "2", "transfer", "none")
-_SEEN = 0.75  # share of seen classes in protocols 2 and transfer
 _QUERY, _LABELLED, _CLASSES, _HALVES = range(4)  # streams of random numbers
 _BITS = {"query": 1, "labelled": 2, "unlabelled": 4, "database": 8}
 _SPEC = re.compile(r"(\d+)-per-class|(\d*\.?\d+(?:e-\d+)?)(%?)|")
 
 Rows = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +110,7 @@ def _permuted(rows: Rows, seed: int, stream: int, c: int = 0) -> Rows:
     return np.random.default_rng([seed, stream, c]).permutation(rows)
 
 
-def read_rows(path: str, ids: NDArray[np.int64], option: str, allowed: Mask) -> Rows:
+def read_rows(path: str, ids: NDArray[np.int64], option: str, allowed: NDArray[np.bool_]) -> Rows:
     """Return the rows of the items whose ids a file lists: ``.npy``, or text with one per line.
 
     Raises DataError: an id is not in the data, or its row is not ``allowed``.
@@ -128,7 +126,9 @@ def read_rows(path: str, ids: NDArray[np.int64], option: str, allowed: Mask) -> 
     return rows
 
 
-def _choose(labels: Labels, free: Mask, spec: str, seed: int, stream: int, ids: Rows) -> Rows:
+def _choose(
+    labels: Labels, free: NDArray[np.bool_], spec: str, seed: int, stream: int, ids: Rows
+) -> Rows:
     """Return the rows of the items of a file, or draw some of each class, none twice.
 
     Args:
@@ -165,7 +165,7 @@ def _choose(labels: Labels, free: Mask, spec: str, seed: int, stream: int, ids: 
     return np.flatnonzero(drawn)
 
 
-def _first_halves(labels: Labels, hidden: Mask, seed: int) -> Mask:
+def _first_halves(labels: Labels, hidden: NDArray[np.bool_], seed: int) -> NDArray[np.bool_]:
     """Return a random half of the items of each class, bool [N]; with several labels an item, of
     the items with ``hidden`` classes and of the others.
     """
@@ -222,7 +222,7 @@ def make_split(
     with errors_of(source):
         if has_unseen:
             present = np.flatnonzero(labels.counts())
-            classes = _permuted(present, seed, _CLASSES)[: max(1, int(_SEEN * len(present)))]
+            classes = _permuted(present, seed, _CLASSES)[: max(1, int(0.75 * len(present)))]
             seen = tuple(np.sort(classes).tolist())
             names = [labels.class_names[c] for c in seen]
             hidden = labels.over(set(labels.class_names) - set(names)).has()
