@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.lib import format as npy
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from ..inputs import read_text, reading
+from .images import without_gradient
 from .labels import Rows, errors_of, plain_text, row_numbers
-from .paths import local_path
 
 
 class Matrix(Protocol):
@@ -33,30 +33,20 @@ class Matrix(Protocol):
 
 @dataclass(frozen=True)
 class LazyArray:
-    """An array of known shape that ``load`` returns for each read: a file is mapped anew, so that
-    its pages leave memory."""
+    """An array of known shape, which ``load`` returns when it is read."""
 
     shape: tuple[int, ...]
-    load: Callable[[], NDArray[Any]]
     dtype: np.dtype[Any]
+    load: Callable[[], NDArray[Any]]
 
     def __getitem__(self, rows: Any) -> NDArray[Any]:
-        return np.array(self.load()[rows])
+        return self.load()[rows]
 
 
-def npy_array(path: Path) -> LazyArray:
-    """Return the array in a ``.npy`` file."""
+def npy_array(path: Path) -> Matrix:
+    """Map the array in a ``.npy`` file."""
     with reading(path, "a .npy array without Python objects, which are not loaded"):
-        array = npy.open_memmap(path, "r")
-    return LazyArray(array.shape, lambda: npy.open_memmap(path, "r"), array.dtype)
-
-
-def npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Return shape and dtype by the header of an open ``.npy`` array."""
-    version = npy.read_magic(file)
-    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, _, dtype = read(file)
-    return shape, dtype
+        return npy.open_memmap(path, "r")
 
 
 def npz_arrays(path: Path) -> dict[str, Matrix]:
@@ -68,12 +58,14 @@ def npz_arrays(path: Path) -> dict[str, Matrix]:
             return np.asarray(members[name])
 
     arrays: dict[str, Matrix] = {}
-    with reading(path, "an .npz archive"), zipfile.ZipFile(path) as archive:
+    with zipfile.ZipFile(path) as archive:
         for member in archive.namelist():
-            name = member.removesuffix(".npy")
             with archive.open(member) as file:
-                shape, dtype = npy_header(file)
-            arrays[name] = LazyArray(shape, functools.partial(load, name), dtype)
+                is_first = npy.read_magic(file) == (1, 0)
+                header = npy.read_array_header_1_0 if is_first else npy.read_array_header_2_0
+                shape, _, dtype = header(file)
+            name = member.removesuffix(".npy")
+            arrays[name] = LazyArray(shape, dtype, functools.partial(load, name))
     return arrays
 
 
@@ -143,12 +135,15 @@ def whole_numbers(ids: Any, source_name: str) -> NDArray[np.int64]:
     )
 
 
-def read_ids(path: str | os.PathLike[str], source_name: str = "ids") -> NDArray[np.int64]:
-    """Read ids int64 [n]: a ``.npy`` file, or text with one per line, where ``#`` starts a comment.
+def read_ids(ids: Any, source_name: str = "ids") -> NDArray[np.int64]:
+    """Return ids int64 [n] of an array, or of a file: ``.npy``, or text with one per line, where
+    ``#`` starts a comment.
 
-    ``source_name`` names the option in errors.
+    ``source_name`` names the option in errors. Raises DataError: as :func:`whole_numbers`.
     """
-    path = local_path(path)
+    if not isinstance(ids, str | os.PathLike):
+        return whole_numbers(without_gradient(ids), source_name)
+    path = Path(ids).expanduser()
     with errors_of(source_name):
         if path.suffix == ".npy":
             return whole_numbers(npy_array(path)[...], str(path))

@@ -14,12 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from ..files import fingerprint
+from ..files import content_of, fingerprint
 from ..store.hdf5 import Texts, as_texts
 from .arrays import Matrix
 from .images import MIN_SIDE, BrokenImageError, decode_image, open_image, shown
 from .labels import Labels, Rows, row_numbers, rows_that
-from .paths import content_of
 
 
 @dataclass(kw_only=True)
@@ -212,7 +211,7 @@ def image_files(
 ) -> ImageDataset:
     """Make a data set of image files; missing ones are counted at once.
 
-    The fingerprint covers names and contents (:func:`.paths.content_of`), not times: a copy
+    The fingerprint covers names and contents (:func:`..files.content_of`), not times: a copy
     elsewhere has the same.
     """
     missing = [i for i, path in enumerate(paths) if not os.path.isfile(path)]

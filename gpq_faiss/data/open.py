@@ -7,24 +7,30 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import DataError, UsageError, unknown
+from ..errors import DataError, UsageError
 from ..files import fingerprint
 from ..inputs import parse_json, read_text, reading
-from ..plugins import Plugin, find_plugin, plugin_names
 from ..store.hdf5 import as_texts
-from .arrays import read_ids, whole_numbers
+from .arrays import read_ids
 from .base import Dataset
-from .images import IMAGE_SUFFIXES, shown, without_gradient
-from .labels import ROW, WHOLE, class_notes, composed, labels_note, labels_of, plain_text
-from .paths import files_of, is_url, local_path, without_secrets
+from .images import IMAGE_SUFFIXES
+from .labels import (
+    ROW,
+    WHOLE,
+    Labels,
+    class_notes,
+    composed,
+    labels_note,
+    labels_of,
+    plain_text,
+)
 from .sources import (
     open_array,
     open_files,
@@ -34,10 +40,21 @@ from .sources import (
     open_items,
     open_list,
     open_webdataset,
+    tables_in,
 )
 from .standard import open_digits, open_folder, open_nuswide, open_published
 from .tables import FORMS as ENDINGS
-from .tables import ITEMS, LABELS, Options, Table, file_form, frame_table, open_tables, usual
+from .tables import (
+    ITEMS,
+    LABELS,
+    Options,
+    Table,
+    file_form,
+    files_of,
+    frame_table,
+    open_tables,
+    usual,
+)
 
 log = logging.getLogger(__name__)
 
@@ -75,32 +92,19 @@ _ENDINGS = {
 }
 
 
-def is_form(text: str) -> bool:
-    """Return whether a text starts like a DATA argument."""
-    scheme = text.partition(":")[0]
-    return find_plugin("data", scheme, _SOURCES) is not None or scheme in _SOURCES
-
-
 def form_of(path: str) -> str:
     """Return the form of a path without prefix. Raises UsageError: there is no such path."""
-    local = "" if is_url(path) else os.path.expanduser(path)
+    local = os.path.expanduser(path)
     if os.path.isdir(local):
-        names = set(os.listdir(local))
-        folders = {n for n in names if n[0] != "." and os.path.isdir(os.path.join(local, n))}
-        data = os.listdir(os.path.join(local, "data")) if folders == {"data"} else names - folders
-        tables = any(os.path.splitext(name)[1].lower() in ENDINGS for name in data)
+        names = {name for name in os.listdir(local) if name[0] != "."}
         if names & {"dataset_info.json", "dataset_dict.json"}:
             return "hf"
-        if "ImageList" in names:
-            return "nuswide"
-        return "features" if "img_emb" in names or (tables and folders <= {"data"}) else "folder"
-    form = _ENDINGS.get(os.path.splitext(without_secrets(path))[1].lower())
+        has_classes = any(os.path.isdir(os.path.join(local, name)) for name in names - {"data"})
+        is_table = "img_emb" in names or (tables_in(Path(local)) and not has_classes)
+        return "nuswide" if "ImageList" in names else "features" if is_table else "folder"
+    form = _ENDINGS.get(os.path.splitext(path)[1].lower())
     if form is None and not os.path.exists(local):
-        plugins = [f"{plugin}:PATH" for plugin in plugin_names("data", _SOURCES)]
-        forms = " | ".join([FORMS, *plugins])
-        raise UsageError(
-            f"unknown data {without_secrets(path)!r}: no such path, and the forms are {forms}"
-        )
+        raise UsageError(f"unknown data {path!r}: no such path, and the forms are {FORMS}")
     return form or "features"
 
 
@@ -110,21 +114,16 @@ def _opener(source: object) -> tuple[str, Source, object]:
     An object's library is not imported. Raises UsageError: a DATA argument lacks its path, or has
     one too many.
     """
-    if isinstance(source, os.PathLike):
-        source = os.fspath(source)
     if isinstance(source, str):
-        source = source if is_form(source) else f"{form_of(source)}:{source}"
+        source = source if source.partition(":")[0] in _SOURCES else f"{form_of(source)}:{source}"
         scheme, colon, path = source.partition(":")
-        if plugin := find_plugin("data", scheme, _SOURCES):
-            return scheme, Source(":PATH", partial(_of_plugin, plugin)), path
         usage = _SOURCES[scheme].usage
         if (path and not usage) or (not path and (colon or usage.startswith(":"))):
             raise UsageError(f"{source!r} has a path too many or too few: the forms are {FORMS}")
         return scheme, _SOURCES[scheme], path or None
-    libraries = {kind.__module__.partition(".")[0] for kind in type(source).__mro__}
     if isinstance(source, Dataset):
         return "a data set", Source("", lambda dataset, _: dataset), source
-    if "datasets" in libraries:
+    if "datasets" in {kind.__module__.partition(".")[0] for kind in type(source).__mro__}:
         return "a Hugging Face data set", _SOURCES["hf"], source
     if hasattr(source, "__arrow_c_stream__"):
         return "a table", Source("", open_frame, _TABLE), source
@@ -166,67 +165,58 @@ def open_data(
         >>> len(digits), digits.require_labels().n_classes, digits.read(digits.ids[:1])[0].shape
         (1797, 10, (8, 8, 3))
     """
-    names_of_options = [field.name for field in fields(Options)]
-    for option in read:
-        if option not in names_of_options:
-            raise UsageError(unknown(f"option {option!r}", option, names_of_options))
+    beside = {"label": labels, "id": ids, "name": names}
+    beside = {name: value for name, value in beside.items() if value is not None}
+    form, opener, opened = _opener(os.fspath(source) if isinstance(source, os.PathLike) else source)
+    allowed = [
+        "max_bad",
+        *opener.takes.split(),
+        *["id_column", "label_column"] * ("label" in beside),
+    ]
+    if wrong := [option for option in read if option not in allowed]:
+        raise UsageError(f"--read {wrong[0]} does not apply to {form}: use {', '.join(allowed)}")
     if not 0 <= read.get("max_bad", 0) <= 1:
         raise UsageError(f"--read max_bad={read['max_bad']}: give a fraction from 0 to 1")
     keep = read.get("keep") or ()
     options = Options(**read | {"keep": keep.split(",") if isinstance(keep, str) else keep})
-    form, opener, opened = _opener(source)
-    beside = {
-        name: os.fspath(value) if isinstance(value, os.PathLike) else value
-        for name, value in (("name", names), ("id", ids), ("label", labels))
-        if value is not None
-    }
+    # A column of labels or ids that is named belongs to the labels beside the data, if any.
     columns: dict[str, Any] = {"label_column": None, "id_column": None, "with_labels": False}
     columns = columns if "label" in beside else {}
-    for name in [name for name in beside if opener.takes == _TABLE]:
-        text = beside[name] if isinstance(beside[name], str) else "."
-        if not os.path.splitext(text)[1] and not os.path.exists(text):
+    for name, value in list(beside.items()) if opener.takes == _TABLE else ():
+        if isinstance(value, str) and not os.path.splitext(value)[1] and not os.path.exists(value):
             columns |= {f"{name}_column": beside.pop(name), "with_labels": "label" not in beside}
-    source_options = replace(options, **columns)
-    for option in ("label_column", "vectors", "keep", "root", "image_column", "concepts"):
-        if getattr(source_options, option) and option not in opener.takes.split():
-            raise UsageError(f"--read {option} does not apply to {form}")
-    dataset = opener.open(opened, source_options)
-    for name, attach in (("name", _with_names), ("id", _with_ids)):
-        dataset = attach(dataset, beside[name]) if name in beside else dataset
+    dataset = opener.open(opened, replace(options, **columns))
+    if "name" in beside:
+        dataset = _with_names(dataset, beside["name"])
+    if "id" in beside:
+        dataset = replace(dataset, ids=read_ids(beside["id"]))
     if "label" in beside:
         dataset = _with_labels(dataset, beside["label"], options)
-    is_complete = isinstance(source, Dataset) and not beside
-    return dataset if is_complete else _completed(dataset)
+    return dataset if isinstance(source, Dataset) and not beside else _completed(dataset)
 
 
 def _completed(dataset: Dataset) -> Dataset:
     """Complete the fingerprint and the notes of a data set that was opened, and log the notes."""
     labels = dataset.labels if dataset.labels is not None and dataset.labels.has().any() else None
-    texts = [
-        f"{name}\0" + "\0".join(dataset.texts[name].tolist()) for name in sorted(dataset.texts)
-    ]
+    texts = [f"{name}\0" + "\0".join(dataset.texts[name]) for name in sorted(dataset.texts)]
     marks = dataset.ids.tobytes(), "" if labels is None else labels.fingerprint()
-    mark = fingerprint(dataset.fingerprint, *marks, *texts)
-    notes = list(dataset.notes)
-    repeated = len(dataset) - len(np.unique(dataset.ids))
-    if repeated:
+    notes = [*dataset.notes, *([] if labels is None else class_notes(labels))]
+    if repeated := len(dataset) - len(np.unique(dataset.ids)):
         notes.append(f"{repeated:,} of the {len(dataset):,} ids are repeated")
-    if labels is not None:
-        notes += class_notes(labels)
     for note in notes:
         log.info("%s: %s", dataset.name, note)
+    mark = fingerprint(dataset.fingerprint, *marks, *texts)
     return replace(dataset, fingerprint=mark, labels=labels, notes=notes)
 
 
-def _of_plugin(plugin: Plugin, path: str, o: Options) -> Dataset:
-    """Open a plugin's source. Raises UsageError: the plugin fails."""
-    opener = plugin.load()
-    with plugin.running(f"open {shown(path)!r}"):
-        opened = opener(path)
-    return replace(open_data(opened, max_bad=o.max_bad), name=f"{plugin.name}:{path}")
+# Labels and names beside the data -----------------------------------------------------------------
 
 
-# Labels, ids and names beside the data ------------------------------------------------------------
+def _with_names(dataset: Dataset, names: Any) -> Dataset:
+    """Return a data set with other names: the names, or a text with one per line."""
+    is_file = isinstance(names, str | os.PathLike)
+    names = read_text(Path(names).expanduser(), "names").splitlines() if is_file else names
+    return replace(dataset, texts=dataset.texts | {"name": as_texts(map(plain_text, names))})
 
 
 def _with_labels(dataset: Dataset, labels: Any, o: Options) -> Dataset:
@@ -239,8 +229,8 @@ def _with_labels(dataset: Dataset, labels: Any, o: Options) -> Dataset:
     Raises:
         DataError: labels that match no item, are of another number, or cannot be read.
     """
-    source, column, keys, method = "labels", "its keys", None, "in their order"
-    if isinstance(labels, str):
+    source, method = "labels", "in their order"
+    if isinstance(labels, str | os.PathLike):
         files = files_of(labels)
         source, labels = files[0].name, _read_labels(files)
     elif hasattr(labels, "__arrow_c_stream__") and hasattr(labels, "columns"):
@@ -249,33 +239,15 @@ def _with_labels(dataset: Dataset, labels: Any, o: Options) -> Dataset:
         is_ordered = labels.index.tolist() == [*range(len(dataset))]
         labels = labels.tolist() if is_ordered else dict(labels.items())
     if isinstance(labels, Mapping):
-        keys, labels = list(labels), list(labels.values())
-    elif isinstance(labels, Table):
-        table, columns = labels, list(labels.columns)
-        items = o.id_column or (usual(ITEMS, columns) if len(columns) > 1 else None)
-        candidates = [name for name in columns if name != items]
-        only = columns[0] if len(columns) == 1 else usual(LABELS, candidates)
-        is_open = usual([name for name in LABELS if name != "y"], candidates) is None
-        is_open &= o.label_column is None and len(candidates) > 1
-        texts = {name: table.texts(name).tolist() for name in candidates if is_open}
-        if texts and {*chain(*texts.values())} <= {"0", "1"}:  # a column for each class
-            hot = zip(*texts.values(), strict=True)
-            labels = [[name for name, x in zip(texts, row, strict=True) if x == "1"] for row in hot]
-        else:
-            labels = table.values(table.column(o.label_column or only, "label_column"))
-        if items is None and len(columns) > 1 and len(labels) != len(dataset):
-            table.column("id", "id_column")
-        if items is not None:
-            keys, column = table.values(table.column(items, "id_column")).tolist(), repr(items)
-        is_named = keys and o.id_column is None and not WHOLE.fullmatch(_key(keys[0]))
-        if is_named and "name" not in dataset.texts and len(labels) == len(dataset):
-            dataset, keys = _with_names(dataset, keys or ()), None
+        columns = {"id": labels.keys(), "label": labels.values()}
+        arrays = {name: np.fromiter(values, object) for name, values in columns.items()}
+        labels, o = Table("its keys", arrays), Options()
+    if isinstance(labels, Table):
+        dataset, attached, method = _matched(dataset, labels, o, source)
     elif o.label_column or o.id_column:
         raise UsageError(f"--read label_column, id_column: {source} has no columns")
-    if keys is not None:
-        rows, method = _matched(dataset, keys, source, column)
-        labels = [labels[row] if row >= 0 else None for row in rows]
-    attached = labels_of(labels, source)
+    else:
+        attached = labels_of(labels, source)
     notes = [labels_note(source, attached, method), *dataset.notes[1:]]
     return replace(dataset, labels=attached, notes=notes)
 
@@ -290,16 +262,18 @@ def _read_labels(files: Sequence[Path]) -> Any:
     if files[0].suffix == ".json":
         with reading(files[0], "JSON of labels"):
             values = parse_json(read_text(files[0], "JSON of labels"))
-            if isinstance(values, dict) or not any(isinstance(value, dict) for value in values):
-                return values
-    lines = read_text(files[0], "labels").split("\n") if form in ("text", "csv") else [","]
-    first, *following = [line.strip() for line in (lines if lines[-1] else lines[:-1])] or [""]
-    if re.search("[,;\t]", first) and not all(map(ROW.fullmatch, (first, *following))):
+        if isinstance(values, dict) or not any(isinstance(value, dict) for value in values):
+            return values
+    if form not in ("text", "csv"):
         return open_tables(files)
-    numbers = [bool(ROW.fullmatch(x) or WHOLE.fullmatch(x) or x == "") for x in (first, *following)]
+    text = read_text(files[0], "labels").removesuffix("\n")
+    first, *following = lines = [line.strip() for line in text.split("\n")]
+    if re.search("[,;\t]", first) and not all(map(ROW.fullmatch, lines)):
+        return open_tables(files)
     is_name = usual(LABELS, [first]) is not None and first not in following
-    has_header = following and (is_name or (all(numbers[1:]) and not numbers[0]))
-    return following if has_header else [first, *following]
+    is_number = [bool(ROW.fullmatch(x) or WHOLE.fullmatch(x) or x == "") for x in lines]
+    has_header = following and (is_name or (all(is_number[1:]) and not is_number[0]))
+    return following if has_header else lines
 
 
 def _key(value: Any) -> str:
@@ -318,44 +292,50 @@ _WAYS: dict[str, Callable[[str], str]] = {
 
 
 def _matched(
-    dataset: Dataset, keys: Sequence[Any], source: str, column: str
-) -> tuple[list[int], str]:
-    """Return the position of the key of each item, -1 if it has none, and how they match."""
-    texts = [_key(key) for key in keys]
+    dataset: Dataset, table: Table, o: Options, source: str
+) -> tuple[Dataset, Labels, str]:
+    """Return the data set, the labels of its items by a table, and how they match.
+
+    A table without ids or names has one row for each item, in order. Data without names take those
+    of a table of as many rows.
+    """
+    columns = list(table.kinds)
+    only = columns[0] if len(columns) == 1 else None
+    labels = table.labels(replace(o, label_column=o.label_column or only))
+    items = o.id_column or (None if only else usual(ITEMS, columns))
+    if items is None and (only or len(labels) == len(dataset)):
+        return dataset, labels, "in their order"
+    column = table.column(items, "id_column")
+    texts, ids = (
+        list(map(_key, table.values(column).tolist())),
+        list(map(str, dataset.ids.tolist())),
+    )
     if repeated := [text for text, count in Counter(texts).items() if count > 1 and text]:
         raise DataError(
-            f"{source}: {column} {repeated[0]!r} occurs more than once: give each item one line"
+            f"{source}: {column!r} {repeated[0]!r} occurs more than once: give each item one line"
         )
-    names = list(map(_key, dataset.texts["name"].tolist())) if "name" in dataset.texts else []
-    ids = dataset.ids.tolist()
+    is_named = o.id_column is None and not all(map(WHOLE.fullmatch, texts))
+    if is_named and "name" not in dataset.texts and len(texts) == len(dataset):
+        return _with_names(dataset, texts), labels, "in their order"
+    names = list(map(_key, dataset.texts.get("name", ())))
     for way, shorten in _WAYS.items():
-        items = list(map(str, ids)) if way == "id" else list(map(shorten, names))
-        positions = {shorten(text): i for i, text in enumerate(texts) if text} if items else {}
+        items = ids if way == "id" else list(map(shorten, names))
+        positions = {shorten(text): i for i, text in enumerate(texts) if text}
         is_unique = len(positions) == len(texts) - texts.count("")
         is_unique &= way == "id" or len(set(items)) == len(items)
         if is_unique and not positions.keys().isdisjoint(items):
             break
     else:
-        example = f"it has {texts[:1]}, the data {(names or ids)[:1]}"
         raise DataError(
-            f"{source}: no key of a label in {column} is an id or name of the data ({example})"
+            f"{source}: no key of a label in {column!r} is an id or name of the data "
+            f"(it has {texts[:1]}, the data {(names or ids)[:1]})"
         )
     unmatched = sorted(positions.keys() - {*items})
-    if way == "id" and unmatched and ids == [*range(len(ids))]:
-        problem = f"{source} has the id {unmatched[0]} in {column}, but the data has no ids"
+    if way == "id" and unmatched and ids == [*map(str, range(len(ids)))]:
         raise DataError(
-            f"{problem}; its items are numbered from 0: give their ids with --read ids=FILE"
+            f"{source} has the id {unmatched[0]} in {column!r}, but the data has no ids"
+            f"; its items are numbered from 0: give their ids with --read ids=FILE"
         )
-    count = f" ({len(unmatched):,} rows are of other items)" if unmatched else ""
-    return [positions.get(item, -1) for item in items], f"matched by {way} in {column}{count}"
-
-
-def _with_ids(dataset: Dataset, ids: Any) -> Dataset:
-    ids = read_ids(ids) if isinstance(ids, str) else without_gradient(ids)
-    return replace(dataset, ids=whole_numbers(ids, "ids"))
-
-
-def _with_names(dataset: Dataset, names: str | Sequence[str]) -> Dataset:
-    """Return a data set with other names: the names, or a text with one per line."""
-    names = read_text(local_path(names), "names").splitlines() if isinstance(names, str) else names
-    return replace(dataset, texts=dataset.texts | {"name": as_texts(map(plain_text, names))})
+    others = f" ({len(unmatched):,} rows are of other items)" if unmatched else ""
+    rows = np.array([positions.get(item, -1) for item in items])
+    return dataset, labels.at(rows), f"matched by {way} in {column!r}{others}"

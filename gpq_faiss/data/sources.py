@@ -14,24 +14,22 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError, UsageError, one_line, optional
-from ..files import fingerprint
+from ..files import cache_folder, content_of, fingerprint
 from ..inputs import read_text
-from ..store.hdf5 import Hdf5Array
-from ..store.rows import RowReader
-from .arrays import Matrix
 from .base import Dataset, FeatureDataset, ImageDataset, image_files
 from .images import BrokenImageError, as_array, to_pixels, without_gradient
 from .labels import Labels, labels_note, labels_of, named
-from .paths import cache_folder, content_of, files_of, local_path, natural_order, without_secrets
 from .tables import (
     FORMS,
     LABELS,
     PLAIN,
     Options,
     Table,
+    expanded,
+    files_of,
     frame_table,
+    natural_order,
     open_tables,
-    table_columns,
     usual,
 )
 
@@ -46,31 +44,30 @@ def open_table(name: str, table: Table, o: Options, mark: str = "", folder: str 
     lists = [column for column in table.of_kind("list") if usual(LABELS, [column]) is None]
     has_vectors = o.vectors is not None or (lists and o.image_column is None)
     image = None if has_vectors else table.image_column(o.image_column)
-    has_paths = image is not None and image not in table.of_kind("V")
-    attributes = table.attributes(o, image if has_paths else None)
     if image is None:
-        matrix, note = table.vectors(o)
-        attributes["notes"] += [note] * (len(table.columns) > 1)
+        attributes, (matrix, note) = table.attributes(o), table.vectors(o)
+        attributes["notes"] += [note] * (len(table.kinds) > 1)
         mark = mark or fingerprint("table", np.ascontiguousarray(matrix[:]).tobytes())
         return FeatureDataset(name=name, fingerprint=mark, matrix=matrix, **attributes)
-    listed = table.texts(image).tolist() if has_paths else []
-    paths = [os.path.join(folder, text.replace("\\", "/")) for text in listed]
-    if any(map(os.path.isfile, paths)):
-        return image_files(name, paths, listed, max_bad=o.max_bad, **attributes)
-    if listed:
-        raise DataError(
-            f"{table.source}: none of its {len(paths):,} images exists ({paths[0]}, for one)"
-            f": give their folder with --read root=DIR"
-        )
-    names = attributes["texts"].get("name", range(len(table.images)))
+    if table.kinds[image] != "image":
+        listed = table.texts(image).tolist()
+        paths = [os.path.join(folder, text.replace("\\", "/")) for text in listed]
+        if not any(map(os.path.isfile, paths)):
+            raise DataError(
+                f"{table.source}: none of its {len(paths):,} images exists ({paths[:1]}, for one)"
+                f": give their folder with --read root=DIR"
+            )
+        return image_files(name, paths, listed, max_bad=o.max_bad, **table.attributes(o, image))
+    attributes = table.attributes(o)
 
     def fetch(i: int) -> bytes | str:
-        value = table.images[image][i].as_py() or {}
+        value = table.rows[image][i].as_py() or {}
         encoded = value if isinstance(value, bytes) else value.get("bytes") or value.get("path")
         if encoded is None:
             raise BrokenImageError(f"row {i}", "there is no image in this row")
         return encoded
 
+    names = attributes["texts"].get("name", range(len(table.rows)))
     options = {"paths": [f"{name}!{text}" for text in names], "max_bad": o.max_bad, **attributes}
     return ImageDataset(name=name, fingerprint=mark, fetch=fetch, **options)
 
@@ -81,46 +78,30 @@ def open_files(path: str, o: Options = PLAIN, *, form: str = "features") -> Data
     A folder holds files of one form, or ``img_emb/`` and ``metadata/`` as clip-retrieval writes
     them.
     """
-    files, name, metadata = files_of(path), f"{form}:{without_secrets(path)}", []
-    base = str(files[0].parent) if o.root is None else os.path.expanduser(o.root)
+    files, name, metadata = files_of(path), f"{form}:{path}", []
+    folder = str(files[0].parent) if o.root is None else os.path.expanduser(o.root)
     if files[0].is_dir():
         root = files[0].parent if files[0].name == "img_emb" else files[0]
-        vectors = _tables_in(root / "img_emb")
-        metadata = _tables_in(root / "metadata") if vectors else []
-        files = vectors or _tables_in(root)
+        files, metadata = tables_in(root / "img_emb"), tables_in(root / "metadata")
+        files = files or tables_in(root)
     if not files:
         raise DataError(f"{name} contains no files of vectors ({', '.join(FORMS)})")
     table, mark = open_tables(files), content_of(files)
-    if "codebooks" in table.columns:
-        return _our_features(name, files[0])
+    if "codebooks" in table.kinds:
+        raise DataError(f"{name} was written by gpq encode: give the data that it encoded")
     if metadata:
-        table.columns = {**open_tables(metadata).columns, **table.columns}
-    if table.of_kind("V") and o.vectors is None:
-        options: dict[str, Any] = {"cache_dir": str(cache_folder() / "datasets")}
-        paths = list(map(str, files))
-        rows = _by_datasets(name, lambda library: library.Dataset.from_parquet(paths, **options))
-        return open_hf(rows, o, name, mark)
-    pixels = table.columns.get("arr_0")
-    if pixels is not None and len(pixels.shape) > 2:
-        return open_array(pixels, o)
-    return open_table(name, table, o, mark, base)
+        table = Table(table.source, table.arrays, open_tables(metadata).data)
+    if table.of_kind("image") and o.vectors is None:
+        return _open_by_datasets("parquet", name, list(map(str, files)), mark, o)
+    if max(len(array.shape) for array in [*table.arrays.values(), np.zeros(0)]) > 2:
+        return open_array(next(iter(table.arrays.values())), o)
+    return open_table(name, table, o, mark, folder)
 
 
-def _tables_in(folder: Path) -> list[Path]:
+def tables_in(folder: Path) -> list[Path]:
     """Return the tables of a folder in numeric order, those of a test part last."""
     files = [file for file in (*folder.glob("*"), *folder.glob("data/*")) if file.suffix in FORMS]
     return sorted(files, key=lambda file: (file.name.startswith("test"), natural_order(file.name)))
-
-
-def _our_features(name: str, path: Path) -> FeatureDataset:
-    """Return the rows of a ``features.h5``, whose labels are packed."""
-    with RowReader(path, kind="features") as reader:
-        attributes: dict[str, Any] = {"ids": np.asarray(reader.ids), "texts": reader.texts()}
-        if reader.labels is not None:
-            attributes["labels"] = Labels(np.asarray(reader.labels), reader.header.class_names)
-            attributes["notes"] = [labels_note(path.name, attributes["labels"], "as encoded")]
-    matrix, mark = Hdf5Array(path, "features"), content_of([path])
-    return FeatureDataset(name=name, fingerprint=mark, matrix=matrix, **attributes)
 
 
 def open_frame(source: Any, o: Options = PLAIN) -> Dataset:
@@ -135,23 +116,22 @@ def open_list(path: str, o: Options = PLAIN) -> Dataset:
     text = read_text(file, "a list of images")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     labels = [re.sub(r".*?((\s+-?\d+)*)$", r"\1", line, count=1) for line in lines]
-    listed = [line.removesuffix(label) for line, label in zip(lines, labels, strict=True)]
     widths = sorted({len(label.split()) for label in labels})
     if len(widths) != 1 or (widths[0] > 1 and not {*" ".join(labels).split()} <= {"0", "1"}):
-        problem = f"{file} has lines with {', '.join(map(str, widths)) or 'no'} numbers"
         raise DataError(
-            f"{problem}: a path and 0 or 1 for each class, or a class number, are needed"
+            f"{file} has lines with {', '.join(map(str, widths)) or 'no'} numbers"
+            f": a path and 0 or 1 for each class, or a class number, are needed"
         )
-    columns: dict[str, Matrix] = {"image": np.array(listed)}
-    columns |= {"label": np.array(labels)} if widths[0] else {}
+    images = [line.removesuffix(label) for line, label in zip(lines, labels, strict=True)]
+    columns = {"image": np.array(images), "label": np.array(labels)}
+    table = Table(str(file), columns if widths[0] else {"image": columns["image"]})
     base = str(file.parent) if o.root is None else os.path.expanduser(o.root)
-    options = replace(o, image_column="image")
-    return open_table(f"list:{path}", Table(str(file), columns), options, folder=base)
+    return open_table(f"list:{path}", table, replace(o, image_column="image"), folder=base)
 
 
 def open_image(path: str, o: Options = PLAIN) -> ImageDataset:
     """Open an image file as a data set of one item."""
-    return image_files(without_secrets(path), [str(local_path(path))], [path], max_bad=0.0)
+    return image_files(path, [os.path.expanduser(path)], [path], max_bad=0.0)
 
 
 # Hugging Face -------------------------------------------------------------------------------------
@@ -169,52 +149,57 @@ def _by_datasets(name: str, load: Callable[[Any], Any]) -> Any:
         raise DataError(f"{name} cannot be read by datasets ({reason})") from None
 
 
+def _open_by_datasets(form: str, name: str, files: list[str], mark: str, o: Options) -> Dataset:
+    """Open files of images, which ``datasets`` copies to the cache folder as Arrow."""
+    options: dict[str, Any] = {"split": "train", "cache_dir": str(cache_folder() / "datasets")}
+    options["data_files"] = {"train": files}
+    rows = _by_datasets(name, lambda library: library.load_dataset(form, **options))
+    if len(rows.features) == 3 and len({*map(os.path.dirname, rows["__key__"])}) > 1:
+        raise DataError(f"{name} holds folders of images alone: extract it, and give the folder")
+    return open_hf(rows, o, name, mark)
+
+
 def open_webdataset(path: str, o: Options = PLAIN) -> Dataset:
-    """Open WebDataset shards, which ``datasets`` copies to the cache folder as Arrow.
+    """Open WebDataset shards: paths, a pattern, or URLs.
 
     Names are the keys. Labels are in ``.cls`` or a field of ``.json``; captions are no labels.
     """
-    files, name = files_of(path), f"webdataset:{without_secrets(path)}"
-    if missing := [file for file in files if not file.is_file()]:
-        raise DataError(f"{missing[0]} not found: give tar files of WebDataset samples")
-    options: dict[str, Any] = {"data_files": {"train": list(map(str, files))}, "split": "train"}
-    options["cache_dir"] = str(cache_folder() / "datasets")
-    rows = _by_datasets(name, lambda library: library.load_dataset("webdataset", **options))
-    if len(rows.features) == 3 and len({*map(os.path.dirname, rows["__key__"])}) > 1:
-        raise DataError(f"{name} holds folders of images alone: extract it, and give the folder")
-    return open_hf(rows, o, name, content_of(files))
+    is_remote = "://" in path
+    files = expanded(path) if is_remote else list(map(str, files_of(path)))
+    mark = fingerprint(*files) if is_remote else content_of(files)
+    # A URL may hold a password and a token.
+    name = re.sub(r"(?<=://)[^/?#]*@|[?#].*", "", path) if is_remote else path
+    return _open_by_datasets("webdataset", f"webdataset:{name}", files, mark, o)
 
 
 def open_hf(source: Any, o: Options = PLAIN, name: str = "", mark: str = "") -> Dataset:
     """Open images or vectors of a ``Dataset`` or ``DatasetDict`` of ``datasets``, or of a folder
     that ``save_to_disk`` wrote: all splits, test splits last."""
-    name, notes = name or f"hf:{source if isinstance(source, str) else type(source).__name__}", []
+    name = name or f"hf:{source if isinstance(source, str) else type(source).__name__}"
     if isinstance(source, str):
         folder = os.path.expanduser(source)
         source = _by_datasets(name, lambda library: library.load_from_disk(folder))
     if isinstance(source, dict):
-        splits = sorted(source, key=lambda split: (split.lower() == "test", split))
-        notes = [f"splits: {', '.join(splits)}"]
-        parts = [source[split] for split in splits]
+        parts = [
+            source[split] for split in sorted(source, key=lambda split: (split == "test", split))
+        ]
         source = _by_datasets(name, lambda library: library.concatenate_datasets(parts))
     if not hasattr(source, "data"):
         raise DataError(f"{name} cannot be read by position: give a Dataset")
     data = source.data.table if source._indices is None else source.with_format("arrow")[:]
-    for column in data.schema:
-        if column.name == "json":  # of a WebDataset
-            for field, values in zip(column.type, data["json"].flatten(), strict=True):
-                data = data.append_column(field, values)
-    table = Table(name, table_columns(name, data))
+    if "json" in source.features:  # of a WebDataset
+        for field, values in zip(
+            data.schema.field("json").type, data["json"].flatten(), strict=True
+        ):
+            data = data.append_column(field, values)
+    table = Table(name, {}, data)
     for column, kind in source.features.items():
         if class_names := getattr(getattr(kind, "feature", kind), "names", None):
             values = [named(value, class_names) for value in table.values(column).tolist()]
-            table.columns[column] = np.fromiter(values, object)
+            table.arrays[column] = np.fromiter(values, object)
     files = [file["filename"] for file in source.cache_files]
     mark = mark or fingerprint(content_of(files), source._fingerprint)
-    table.images = data
-    dataset = open_table(name, table, o, mark, o.root or "")
-    dataset.notes += notes
-    return dataset
+    return open_table(name, table, o, mark, o.root or "")
 
 
 # Arrays, tensors, lists and map-style data sets of torch ------------------------------------------
@@ -232,9 +217,9 @@ def open_array(values: Any, o: Options = PLAIN) -> Dataset:
     planes = array.ndim == 4 and array.shape[3] != 3 and array.shape[1] == 3
     pixels = array.transpose(0, 2, 3, 1) if planes else array
     if pixels.dtype != np.uint8 or pixels.shape[3:] not in ((), (3,)):
-        problem = f"array is {array.dtype} {list(array.shape)}"
         raise DataError(
-            f"{problem}: images are uint8 [N, H, W(, 3)], vectors are numbers [N, width]"
+            f"array is {array.dtype} {list(array.shape)}"
+            f": images are uint8 [N, H, W(, 3)], vectors are numbers [N, width]"
         )
     return ImageDataset(name="array", fingerprint=mark, pixels=pixels)
 
@@ -252,8 +237,7 @@ def _targets(source: Any) -> tuple[Any, Any]:
         if any(names != classes[0] for names in classes) or any(t is None for t in targets):
             raise DataError("the joined data sets have unlike classes, or no targets: give labels")
         return np.concatenate(list(map(np.asarray, targets))), classes[0]
-    targets, classes = getattr(source, "targets", None), getattr(source, "classes", None)
-    return without_gradient(targets), classes
+    return without_gradient(getattr(source, "targets", None)), getattr(source, "classes", None)
 
 
 def open_items(source: Any, o: Options = PLAIN) -> ImageDataset:
@@ -275,24 +259,22 @@ def open_items(source: Any, o: Options = PLAIN) -> ImageDataset:
             raise BrokenImageError(f"item {i}", one_line(error)) from None
         return value if isinstance(value, tuple | list) and len(value) == 2 else (value, None)
 
-    paths = [f"item {i}" for i in range(len(source))]
-    targets, classes = _targets(source)
-    if targets is None and o.with_labels:
-        targets = [item(i)[1] for i in range(len(paths))]
-    labels = Labels.from_ids(targets, classes) if classes else labels_of(targets or [], "labels")
-    attributes: dict[str, Any] = {}
+    paths, attributes = [f"item {i}" for i in range(len(source))], {}
     if o.with_labels:
+        targets, classes = _targets(source)
+        targets = [item(i)[1] for i in range(len(paths))] if targets is None else targets
+        labels = Labels.from_ids(targets, classes) if classes else labels_of(targets, "labels")
         attributes = {"labels": labels, "notes": [labels_note(name, labels, "in its items")]}
+    if not paths:
+        raise DataError(f"{name} has no items")
     dataset = ImageDataset(
         name=name,
-        fingerprint=fingerprint("items", *paths[-1:]),
+        fingerprint="",
         paths=paths,
         fetch=lambda i: to_pixels(item(i)[0], f"item {i}"),
         max_bad=o.max_bad,
         **attributes,
     )
-    if not paths:
-        raise DataError(f"{name} has no items")
     sample = np.unique(np.linspace(0, len(paths) - 1, num=64).astype(np.int64))
     contents = [b"" if image is None else image.tobytes() for image in dataset.read(sample)]
     return replace(dataset, fingerprint=fingerprint("items", str(len(paths)), *contents))
