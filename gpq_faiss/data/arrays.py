@@ -46,7 +46,8 @@ class LazyArray:
 def npy_array(path: Path) -> Matrix:
     """Map the array in a ``.npy`` file."""
     with reading(path, "a .npy array without Python objects, which are not loaded"):
-        return npy.open_memmap(path, "r")
+        array: Matrix = npy.open_memmap(path, "r")
+    return array
 
 
 def npz_arrays(path: Path) -> dict[str, Matrix]:

@@ -201,7 +201,8 @@ def _completed(dataset: Dataset) -> Dataset:
     texts = [f"{name}\0" + "\0".join(dataset.texts[name]) for name in sorted(dataset.texts)]
     marks = dataset.ids.tobytes(), "" if labels is None else labels.fingerprint()
     notes = [*dataset.notes, *([] if labels is None else class_notes(labels))]
-    if repeated := len(dataset) - len(np.unique(dataset.ids)):
+    # A sort is much faster than np.unique.
+    if repeated := int((np.diff(np.sort(dataset.ids)) == 0).sum()):
         notes.append(f"{repeated:,} of the {len(dataset):,} ids are repeated")
     for note in notes:
         log.info("%s: %s", dataset.name, note)
@@ -239,9 +240,8 @@ def _with_labels(dataset: Dataset, labels: Any, o: Options) -> Dataset:
         is_ordered = labels.index.tolist() == [*range(len(dataset))]
         labels = labels.tolist() if is_ordered else dict(labels.items())
     if isinstance(labels, Mapping):
-        columns = {"id": labels.keys(), "label": labels.values()}
-        arrays = {name: np.fromiter(values, object) for name, values in columns.items()}
-        labels, o = Table("its keys", arrays), Options()
+        arrays = {"id": np.fromiter(labels, object), "label": np.fromiter(labels.values(), object)}
+        labels, o = Table("labels", arrays), Options()
     if isinstance(labels, Table):
         dataset, attached, method = _matched(dataset, labels, o, source)
     elif o.label_column or o.id_column:
@@ -306,10 +306,7 @@ def _matched(
     if items is None and (only or len(labels) == len(dataset)):
         return dataset, labels, "in their order"
     column = table.column(items, "id_column")
-    texts, ids = (
-        list(map(_key, table.values(column).tolist())),
-        list(map(str, dataset.ids.tolist())),
-    )
+    texts, ids = list(map(_key, table.values(column))), list(map(str, dataset.ids.tolist()))
     if repeated := [text for text, count in Counter(texts).items() if count > 1 and text]:
         raise DataError(
             f"{source}: {column!r} {repeated[0]!r} occurs more than once: give each item one line"
@@ -319,23 +316,23 @@ def _matched(
         return _with_names(dataset, texts), labels, "in their order"
     names = list(map(_key, dataset.texts.get("name", ())))
     for way, shorten in _WAYS.items():
-        items = ids if way == "id" else list(map(shorten, names))
-        positions = {shorten(text): i for i, text in enumerate(texts) if text}
+        keys = ids if way == "id" else list(map(shorten, names))
+        positions = {shorten(text): i for i, text in enumerate(texts) if text} if keys else {}
         is_unique = len(positions) == len(texts) - texts.count("")
-        is_unique &= way == "id" or len(set(items)) == len(items)
-        if is_unique and not positions.keys().isdisjoint(items):
+        is_unique &= way == "id" or len(set(keys)) == len(keys)
+        if is_unique and not positions.keys().isdisjoint(keys):
             break
     else:
         raise DataError(
             f"{source}: no key of a label in {column!r} is an id or name of the data "
             f"(it has {texts[:1]}, the data {(names or ids)[:1]})"
         )
-    unmatched = sorted(positions.keys() - {*items})
+    unmatched = sorted(positions.keys() - {*keys})
     if way == "id" and unmatched and ids == [*map(str, range(len(ids)))]:
         raise DataError(
             f"{source} has the id {unmatched[0]} in {column!r}, but the data has no ids"
             f"; its items are numbered from 0: give their ids with --read ids=FILE"
         )
     others = f" ({len(unmatched):,} rows are of other items)" if unmatched else ""
-    rows = np.array([positions.get(item, -1) for item in items])
+    rows = np.array([positions.get(key, -1) for key in keys])
     return dataset, labels.at(rows), f"matched by {way} in {column!r}{others}"

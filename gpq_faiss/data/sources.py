@@ -54,7 +54,7 @@ def open_table(name: str, table: Table, o: Options, mark: str = "", folder: str 
         paths = [os.path.join(folder, text.replace("\\", "/")) for text in listed]
         if not any(map(os.path.isfile, paths)):
             raise DataError(
-                f"{table.source}: none of its {len(paths):,} images exists ({paths[:1]}, for one)"
+                f"{table.source}: none of its {len(paths):,} images exists ({', '.join(paths[:1])}, for one)"
                 f": give their folder with --read root=DIR"
             )
         return image_files(name, paths, listed, max_bad=o.max_bad, **table.attributes(o, image))
@@ -259,7 +259,7 @@ def open_items(source: Any, o: Options = PLAIN) -> ImageDataset:
             raise BrokenImageError(f"item {i}", one_line(error)) from None
         return value if isinstance(value, tuple | list) and len(value) == 2 else (value, None)
 
-    paths, attributes = [f"item {i}" for i in range(len(source))], {}
+    paths, attributes = [f"item {i}" for i in range(len(source))], dict[str, Any]()
     if o.with_labels:
         targets, classes = _targets(source)
         targets = [item(i)[1] for i in range(len(paths))] if targets is None else targets

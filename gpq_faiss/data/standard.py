@@ -103,7 +103,9 @@ def open_folder(path: str, o: Options = PLAIN) -> ImageDataset:
     name, root = f"folder:{path}", Path(path).expanduser()
     if not root.is_dir():
         raise DataError(f"{name} is no folder, or not found: extract it, and give the folder")
-    notes, images, others, visited = [], [], 0, {root.resolve()}
+    notes: list[str] = []
+    images: list[str] = []
+    n_files, visited = 0, {root.resolve()}
     has_containers = any(folder.name.lower() in _CONTAINERS for folder in root.iterdir())
     left_out = _SYSTEM | (_ANNOTATIONS if has_containers else set())
 
@@ -121,11 +123,11 @@ def open_folder(path: str, o: Options = PLAIN) -> ImageDataset:
                 reason = "is a link to a folder that is read anyway: " * is_repeated
                 notes.append(f"{shown(str(subfolder.relative_to(root)))} {reason}left out")
         below.sort()
-        paths = [os.path.relpath(os.path.join(folder, file), root) for file in sorted(files)]
-        images += filter(is_image_name, paths)
-        others += len(paths)
-    if others > len(images):
-        notes.append(f"{others - len(images):,} files without an image extension left out")
+        file_names = [os.path.relpath(os.path.join(folder, file), root) for file in sorted(files)]
+        images += filter(is_image_name, file_names)
+        n_files += len(file_names)
+    if n_files > len(images):
+        notes.append(f"{n_files - len(images):,} files without an image extension left out")
     if not images:
         raise DataError(
             f"{name} contains no images ({'; '.join(notes) or 'it is empty'})"
@@ -147,8 +149,10 @@ def _in_memory(
     name: str, pixels: NDArray[np.uint8], labels: Labels, mirrors: bool = True
 ) -> ImageDataset:
     mark = fingerprint(name, str(pixels.shape), pixels.tobytes())
-    options = {"labels": labels, "notes": [labels_note(name, labels, "in its own order")]}
-    return ImageDataset(name=name, fingerprint=mark, pixels=pixels, mirrors=mirrors, **options)
+    notes = [labels_note(name, labels, "in its own order")]
+    return ImageDataset(
+        name=name, fingerprint=mark, pixels=pixels, labels=labels, notes=notes, mirrors=mirrors
+    )
 
 
 def open_digits(_: None = None, o: Options = PLAIN) -> ImageDataset:

@@ -309,6 +309,9 @@ class Table:
             if len(classes) > 1 and {*itertools.chain(*texts)} <= {"0", "1"}:
                 return Labels.from_multihot(np.column_stack(texts) == "1", classes)
         values = self.values(self.column(label, "label_column"))
+        class_names = self.arrays.get("class_names")
+        if class_names is not None:
+            return Labels.from_ids(values, class_names[:].astype(str).tolist())
         return labels_of(values, f"{self.source}: {label!r}")
 
     def attributes(self, o: Options, images: str | None = None) -> dict[str, Any]:
@@ -372,16 +375,16 @@ class Table:
         """Return the column of images or of their paths, if any: the requested, or a usual one."""
         if requested is not None:
             return self.column(requested, "image_column")
-        images = self.of_kind("image")
-        for name in [name for name in self.of_kind("text") if not images and usual(IMAGES, [name])]:
-            images += [name] * any(map(is_image_name, map(plain_text, self.values(name)[:100])))
+        paths = [name for name in self.of_kind("text") if usual(IMAGES, [name]) is not None]
+        is_path = {name: any(map(is_image_name, self.texts(name)[:100])) for name in paths}
+        images = self.of_kind("image") or [name for name in paths if is_path[name]]
         preferred = usual(IMAGES, images)
         if len(images) > 1 and preferred is None:
             raise DataError(
                 f"{self.source} has several columns of images ({', '.join(images)})"
                 f": name one with --read image_column"
             )
-        return preferred or (images[0] if images else None)
+        return preferred or next(iter(images), None)
 
 
 # Files of tables ----------------------------------------------------------------------------------
@@ -396,15 +399,15 @@ def open_tables(paths: Sequence[Path]) -> Table:
     form, source, opened = file_form(paths[0]), str(paths[0]), []
     readers: dict[str, Any] = {"npz": npz_arrays, "vecs": open_vecs, "hdf5": _hdf5, "json": _json}
     readers["npy"] = lambda path: {"arr_0": npy_array(path)}
-    readers |= dict.fromkeys(("parquet", "arrow"), functools.partial(_arrow, form=form))
+    readers["parquet"] = readers["arrow"] = lambda path: _pyarrow("pyarrow.dataset", path).dataset(
+        str(path), format=form
+    )
     for path in paths:
         with reading(path, f"a file of the form {form}"):
             opened.append(readers.get(form, _csv)(path))
     names = [{*getattr(getattr(columns, "schema", None), "names", columns)} for columns in opened]
-    for path, others in zip(paths, names, strict=True):
-        if others != names[0]:
-            lacking = ", ".join(sorted(others ^ names[0]))
-            raise DataError(f"{source} and {path} do not fit: one lacks {lacking}")
+    if lacking := sorted(set().union(*names) - names[0].intersection(*names)):
+        raise DataError(f"{source} and another file do not fit: one lacks {', '.join(lacking)}")
     if not isinstance(opened[0], dict):
         with reading(paths[0], f"a file of the form {form}"):
             return Table(source, {}, _pyarrow("pyarrow.dataset", source).dataset(opened))
@@ -414,10 +417,6 @@ def open_tables(paths: Sequence[Path]) -> Table:
         columns = JoinedMatrix(parts, paths) if is_list else np.concatenate([p[:] for p in parts])
         joined[name] = columns
     return Table(source, joined)
-
-
-def _arrow(path: Path, form: str) -> Any:
-    return _pyarrow("pyarrow.dataset", path).dataset(str(path), format=form)
 
 
 def _hdf5(path: Path) -> dict[str, Matrix]:
@@ -439,20 +438,20 @@ def _csv(path: Path) -> Any:
     names of labels, ids and names are texts.
     """
     reader = _pyarrow("pyarrow.csv", path)
-    text = read_text(path, "a table with a header line")
-    first = text.lstrip().partition("\n")[0]
+    text = read_text(path, "a table with a header line").lstrip("\n")
+    first = text.partition("\n")[0]
     separator = max(",;\t|", key=first.count)
     names = [name.strip() for name in next(csv.reader([first], delimiter=separator), [])]
     has_header = not all(re.fullmatch(r"[-+]?\d*\.?\d+(e[-+]?\d+)?", n, re.I) for n in names)
     names = names if has_header else [str(i) for i in range(len(names))]
-    if len(set(names)) < len(names) or not text.lstrip()[len(first) * has_header :].strip():
+    if len(set(names)) < len(names) or not text[len(first) * has_header :].strip():
         raise DataError(
             f"{path} is empty, has a header line alone, or names a column twice"
             f": a table with a header line is needed"
         )
     texts = [name for name in names if usual([*LABELS, *ITEMS], [name]) is not None]
     return reader.read_csv(
-        io.BytesIO(text.lstrip().encode()),
+        io.BytesIO(text.encode()),
         reader.ReadOptions(use_threads=False, column_names=names, skip_rows=int(has_header)),
         reader.ParseOptions(delimiter=separator, newlines_in_values=True),
         reader.ConvertOptions(
