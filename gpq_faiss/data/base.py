@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from ..errors import DataError
 from ..files import content_of, fingerprint
 from ..store.hdf5 import Texts, as_texts
-from .arrays import Matrix
 from .images import MIN_SIDE, BrokenImageError, decode_image, open_image, shown
 from .labels import Labels, Rows, row_numbers, rows_that
+from .tables import Matrix
 
 
 @dataclass(kw_only=True)

@@ -37,9 +37,9 @@ from numpy.typing import NDArray
 from ..errors import DataError, UsageError
 from ..files import fingerprint, read_json, write_json
 from ..inputs import reading
-from .arrays import read_ids
 from .base import Dataset
 from .labels import Labels, errors_of
+from .tables import read_ids
 
 PROTOCOLS = ("1", "2", "transfer", "gpq-authors", "none")
 _SEEN = 0.75  # share of seen classes in protocols 2 and transfer

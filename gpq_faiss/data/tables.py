@@ -1,5 +1,5 @@
 """Tables: named columns of a file or an object, and which of them are labels, ids, names, images
-and vectors.
+and vectors; matrices that are read by rows without holding the file in memory.
 
 Parquet, Arrow and CSV are read by pyarrow, arrays by numpy and h5py.
 """
@@ -7,6 +7,7 @@ Parquet, Arrow and CSV are read by pyarrow, arrays by numpy and h5py.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import csv
 import fnmatch
 import functools
@@ -16,31 +17,120 @@ import itertools
 import os
 import re
 import tempfile
+import zipfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from ..codes.checks import named_rows
 from ..errors import DataError, one_line, optional
 from ..inputs import read_text, reading
 from ..store.hdf5 import Hdf5Array, Texts, as_texts, open_hdf5
-from .arrays import (
-    VECS,
-    JoinedMatrix,
-    LazyArray,
-    Matrix,
-    npy_array,
-    npz_arrays,
-    open_vecs,
-    whole_numbers,
-)
-from .images import is_image_name
-from .labels import WHOLE, Labels, labels_note, labels_of, plain_text
+from .images import is_image_name, without_gradient
+from .labels import WHOLE, Labels, Rows, errors_of, labels_note, labels_of, plain_text, row_numbers
+
+# Matrices -----------------------------------------------------------------------------------------
+
+
+class Matrix(Protocol):
+    """Rows of numbers: indexed by a slice with step 1 or by an array of positions, in any order."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+    def __getitem__(self, rows: Any) -> Any: ...
+
+
+@dataclass(frozen=True)
+class LazyArray:
+    """An array of known shape, which ``load`` returns when it is read."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    load: Callable[[], NDArray[Any]]
+
+    def __getitem__(self, rows: Any) -> NDArray[Any]:
+        return self.load()[rows]
+
+
+def npy_array(path: Path) -> Matrix:
+    """Map the array in a ``.npy`` file."""
+    with reading(path, "a .npy array without Python objects, which are not loaded"):
+        array: Matrix = npy.open_memmap(path, "r")
+    return array
+
+
+def npz_arrays(path: Path) -> dict[str, Matrix]:
+    """Return the arrays of an ``.npz`` by name, each decompressed when it is first read."""
+
+    @functools.cache
+    def load(name: str) -> NDArray[Any]:
+        with reading(path, "an .npz archive without Python objects"), np.load(path) as members:
+            return np.asarray(members[name])
+
+    arrays: dict[str, Matrix] = {}
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.namelist():
+            with archive.open(member) as file:
+                version = npy.read_magic(file)
+                read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+                shape, _, dtype = read(file)
+            name = member.removesuffix(".npy")
+            arrays[name] = LazyArray(shape, dtype, functools.partial(load, name))
+    return arrays
+
+
+class JoinedMatrix:
+    """Concatenated rows of several matrices, read as float32.
+
+    Raises DataError: they are not matrices of one width; ``names`` are theirs.
+    """
+
+    def __init__(self, matrices: Sequence[Matrix], names: Sequence[object]) -> None:
+        for matrix, name in zip(matrices, names, strict=True):
+            if len(matrix.shape) != 2 or matrix.shape[1] != matrices[0].shape[1]:
+                raise DataError(
+                    f"{names[0]} is {list(matrices[0].shape)}, {name} {list(matrix.shape)}"
+                    f": rows of one width are needed"
+                )
+        self._matrices, self.dtype = matrices, np.dtype(np.float32)
+        self._starts = np.cumsum([0, *(matrix.shape[0] for matrix in matrices)])
+        self.shape = (int(self._starts[-1]), matrices[0].shape[1])
+
+    def __getitem__(self, rows: Rows) -> NDArray[np.float32]:
+        numbers = row_numbers(rows, self.shape[0])
+        matrix_of = np.searchsorted(self._starts, numbers, side="right") - 1
+        out = np.empty((len(numbers), self.shape[1]), np.float32)
+        for i in np.unique(matrix_of).tolist():
+            mask = matrix_of == i
+            out[mask] = self._matrices[i][numbers[mask] - self._starts[i]]
+        return out
+
+
+# Vectors as Faiss' benchmarks keep them (fbin has a header of n and d) ----------------------------
+
+VECS = {".fvecs": "<f4", ".ivecs": "<i4", ".bvecs": "u1", ".fbin": "<f4", ".u8bin": "u1"}
+
+
+def open_vecs(path: Path) -> dict[str, Matrix]:
+    """Map a file of a form of :data:`VECS` as [n, d]."""
+    dtype = np.dtype(VECS[path.suffix.lower()])
+    if path.suffix.lower().endswith("bin"):
+        shape = np.fromfile(path, "<u4", 2).tolist()
+        return {"vectors": np.memmap(path, dtype, "r", 8, tuple(shape))}
+    header = 4 // dtype.itemsize
+    width = int(np.fromfile(path, "<i4", 1)[0]) + header
+    return {"vectors": np.memmap(path, dtype, "r").reshape(-1, width)[:, header:]}
+
+
+# Names of columns, and forms of files -------------------------------------------------------------
 
 FEATURES = ["features", "x", "data", "embeddings", "embedding", "vectors", "vector", "emb", "arr0"]
 LABELS = [
@@ -69,10 +159,10 @@ ITEMS = [*IDS, *NAMES, "item", "index", "indexlevel0", "unnamed0", ""]
 """Usual names of columns in lower case without spaces and punctuation: of vectors, labels, ids,
 paths of images, names, and of what a table of labels names its items by."""
 
-FORMS = {".npy": "npy", ".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5", ".parquet": "parquet"}
-FORMS |= {".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".csv": "csv", ".tsv": "csv"}
-FORMS |= {".jsonl": "json", ".ndjson": "json", ".json": "json"}
-FORMS |= dict.fromkeys(VECS, "vecs")
+ENDINGS = {".npy": "npy", ".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5", ".parquet": "parquet"}
+ENDINGS |= {".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".csv": "csv", ".tsv": "csv"}
+ENDINGS |= {".jsonl": "json", ".ndjson": "json", ".json": "json"}
+ENDINGS |= dict.fromkeys(VECS, "vecs")
 """Form of a table by the ending of its file."""
 _PICKLE = "it can run code, so it is not loaded: save arrays as .npy, tables as .parquet"
 _MATLAB, _UNPACK = "save its arrays as .npy or .npz", "extract it, and give what is in it"
@@ -87,6 +177,7 @@ _MAGIC: dict[bytes, tuple[str, str]] = {
     b"%PDF": ("a PDF", "export its table as CSV"),
     b"\xd0\xcf\x11\xe0": ("an Excel sheet", "save it as CSV"),
     **dict.fromkeys((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"(\xb5/\xfd"), ("compressed", _UNPACK)),
+    b"PK": ("a zip archive", _UNPACK),
     **dict.fromkeys((b"Rar!", b"7z\xbc\xaf"), ("an archive", _UNPACK)),
     **dict.fromkeys([bytes((0x80, version)) for version in range(2, 6)], ("a pickle", _PICKLE)),
     **dict.fromkeys(
@@ -100,8 +191,8 @@ _MAGIC: dict[bytes, tuple[str, str]] = {
 }
 """First bytes of files -> their form; forms that are not read have a remedy."""
 _UNREAD = (".safetensors", ".pkl", ".pickle", ".mat", ".xls", ".orc")
-_ENDINGS = {".xlsx": ("an Excel sheet", "save it as CSV"), ".npz": ("npz", "")}
-_ENDINGS |= dict.fromkeys((".pt", ".pth"), ("a PyTorch file", _PICKLE))
+_ZIPS = {".xlsx": ("an Excel sheet", "save it as CSV"), ".npz": ("npz", "")}
+_ZIPS |= dict.fromkeys((".pt", ".pth"), ("a PyTorch file", _PICKLE))
 """Zip archives by the endings of their files, and endings of forms that are not read."""
 
 
@@ -148,13 +239,13 @@ def file_form(path: Path) -> str:
     with reading(path, "a file of data"), path.open("rb") as file:
         head = file.read(512)
     ending = path.suffix.lower()
-    form, remedy = FORMS.get(ending, "text"), ""
-    if head.startswith(b"PK"):
-        form, remedy = _ENDINGS.get(ending, ("a zip archive", _UNPACK))
-    elif ending not in VECS:
+    form, remedy = ENDINGS.get(ending, "text"), ""
+    if ending not in VECS:
         form, remedy = next((_MAGIC[m] for m in _MAGIC if head.startswith(m)), (form, remedy))
+    if form == "a zip archive":
+        form, remedy = _ZIPS.get(ending, (form, remedy))
     if form == "text" and (b"\0" in head or ending in _UNREAD):
-        form, remedy = f"a {ending or 'binary'} file", f"save it as one of {', '.join(FORMS)}"
+        form, remedy = f"a {ending or 'binary'} file", f"save it as one of {', '.join(ENDINGS)}"
     if remedy:
         raise DataError(f"{path} is {form}: {remedy}")
     return form
@@ -217,8 +308,8 @@ class Table:
     def __init__(self, source: str, arrays: Mapping[str, Matrix], data: Any = None) -> None:
         self.source, self.arrays, self.data, self.rows = source, dict(arrays), data, data
         self.kinds: dict[str, str] = {}
-        if data is not None and not hasattr(data, "get_fragments"):
-            self.rows, self.data = data, _pyarrow("pyarrow.dataset", source).dataset(data)
+        if data is not None:
+            self.data = _pyarrow("pyarrow.dataset", source).dataset([data])
         for field in () if data is None else data.schema:
             matches = (kind for kind, form in _KINDS.items() if re.match(form, str(field.type)))
             self.kinds[field.name] = next(matches)
@@ -393,7 +484,7 @@ class Table:
 def open_tables(paths: Sequence[Path]) -> Table:
     """Return the columns of files of one form (:func:`file_form`), one below the other.
 
-    Texts of other forms than :data:`FORMS` are CSV. Raises DataError: damaged, not a table, or
+    Texts of other forms than :data:`ENDINGS` are CSV. Raises DataError: damaged, not a table, or
     files with different columns.
     """
     form, source, opened = file_form(paths[0]), str(paths[0]), []
@@ -482,3 +573,43 @@ def frame_table(source: Any) -> Table:
     index = (data.schema.pandas_metadata or {}).get("index_columns", [])
     unused = [name for name in data.schema.names if name in index and usual(ITEMS, [name]) is None]
     return Table(location, {}, data.drop_columns(unused))
+
+
+# Ids ----------------------------------------------------------------------------------------------
+
+
+def whole_numbers(ids: Any, source_name: str) -> NDArray[np.int64]:
+    """Return ids as int64 [n]; whole floats and texts of whole numbers are ids, too.
+
+    Raises DataError: not whole numbers of signed 64 bits, in one dimension.
+    """
+    array = np.asarray(ids)
+    with contextlib.suppress(ValueError, OverflowError, TypeError), np.errstate(invalid="ignore"):
+        if array.dtype.kind in "OUST":  # whose numbers may be beyond 64 bits, or missing
+            texts = (plain_text(cell).strip().removesuffix(".0") for cell in array.tolist())
+            return np.array(list(map(int, texts)), np.int64)
+        exact = array.dtype.kind in "iu" or (np.abs(array) < 2**53).all()
+        numbers = array.astype(np.int64)
+        if array.ndim == 1 and exact and (numbers == array).all():
+            return numbers
+    raise DataError(
+        f"{source_name}: {array.dtype} {list(array.shape)}, "
+        "expected ids: whole numbers of signed 64 bits, none missing"
+    )
+
+
+def read_ids(ids: Any, source_name: str = "ids") -> NDArray[np.int64]:
+    """Return ids int64 [n] of an array, or of a file: ``.npy``, or text with one per line, where
+    ``#`` starts a comment.
+
+    ``source_name`` names the option in errors. Raises DataError: as :func:`whole_numbers`.
+    """
+    if not isinstance(ids, str | os.PathLike):
+        return whole_numbers(without_gradient(ids), source_name)
+    path = Path(ids).expanduser()
+    with errors_of(source_name):
+        if path.suffix == ".npy":
+            return whole_numbers(npy_array(path)[...], str(path))
+        lines = read_text(path, "a list of ids, one whole number per line").splitlines()
+        words = [word for line in lines for word in line.partition("#")[0].split()]
+        return whole_numbers(words, str(path))
