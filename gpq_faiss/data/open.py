@@ -35,8 +35,6 @@ from .labels import (
 from .standard import open_digits, open_folder, open_nuswide, open_published
 from .tables import (
     ENDINGS,
-    ITEMS,
-    LABELS,
     PLAIN,
     Options,
     Table,
@@ -47,6 +45,7 @@ from .tables import (
     natural_order,
     open_tables,
     read_ids,
+    table_of_records,
     usual,
 )
 
@@ -60,7 +59,7 @@ def open_table(name: str, table: Table, o: Options, mark: str = "", folder: str 
 
     A column of lists goes before paths of images, and these before columns of numbers.
     """
-    lists = [column for column in table.of_kind("list") if usual(LABELS, [column]) is None]
+    lists = [column for column in table.of_kind("list") if usual("labels", [column]) is None]
     has_vectors = o.vectors is not None or (lists and o.image_column is None)
     image = None if has_vectors else table.image_column(o.image_column)
     if image is None:
@@ -246,16 +245,11 @@ def open_array(values: Any, o: Options = PLAIN) -> Dataset:
 def _targets(source: Any) -> tuple[Any, Any]:
     """Return the class numbers of a map-style data set and their names, each None if unknown.
 
-    Subsets and concatenations of torch have those of what they are made of.
+    Subsets have those of the whole.
     """
     if hasattr(source, "dataset") and hasattr(source, "indices"):
         targets, classes = _targets(source.dataset)
         return None if targets is None else np.asarray(targets)[list(source.indices)], classes
-    if hasattr(source, "datasets"):
-        targets, classes = zip(*map(_targets, source.datasets), strict=True)
-        if any(names != classes[0] for names in classes) or any(t is None for t in targets):
-            raise DataError("the joined data sets have unlike classes, or no targets: give labels")
-        return np.concatenate(list(map(np.asarray, targets))), classes[0]
     return without_gradient(getattr(source, "targets", None)), getattr(source, "classes", None)
 
 
@@ -501,19 +495,19 @@ def _read_labels(files: Sequence[Path]) -> Any:
     In a text of one per line, a first line with a usual name, or of text above numbers, is a
     header.
     """
-    form = file_form(files[0])
     if files[0].suffix == ".json":
         with reading(files[0], "JSON of labels"):
             values = parse_json(read_text(files[0], "JSON of labels"))
-        if isinstance(values, dict) or not any(isinstance(value, dict) for value in values):
-            return values
+        is_records = isinstance(values, list) and any(isinstance(value, dict) for value in values)
+        return table_of_records(files[0], values) if is_records else values
+    form = file_form(files[0])
     if form not in ("text", "csv"):
         return open_tables(files)
     text = read_text(files[0], "labels").removesuffix("\n")
     first, *following = lines = [line.strip() for line in text.split("\n")]
     if re.search("[,;\t]", first) and not all(map(ROW.fullmatch, lines)):
         return open_tables(files)
-    is_name = usual(LABELS, [first]) is not None and first not in following
+    is_name = usual("labels", [first]) is not None and first not in following
     is_number = [bool(ROW.fullmatch(x) or WHOLE.fullmatch(x) or x == "") for x in lines]
     has_header = following and (is_name or (all(is_number[1:]) and not is_number[0]))
     return following if has_header else lines
@@ -545,7 +539,7 @@ def _matched(
     columns = list(table.kinds)
     only = columns[0] if len(columns) == 1 else None
     labels = table.labels(replace(o, label_column=o.label_column or only))
-    items = o.id_column or (None if only else usual(ITEMS, columns))
+    items = o.id_column or (None if only else usual("items", columns))
     if items is None and (only or len(labels) == len(dataset)):
         return dataset, labels, "in their order"
     column = table.column(items, "id_column")

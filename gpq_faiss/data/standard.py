@@ -69,12 +69,10 @@ def layout_of(names: Sequence[str]) -> tuple[list[str], list[str]]:
         [folder for folder in composed(name).split("/")[:-1] if folder.lower() not in _CONTAINERS]
         for name in names
     ]
-    first = folders[0]
-    while all(len(path) > 1 and path[:1] == first[:1] for path in folders):
-        if first[0].lower() in _SPLITS:
+    while all(len(path) > 1 and path[0] == folders[0][0] for path in folders):
+        if folders[0][0].lower() in _SPLITS:
             break
         folders = [path[1:] for path in folders]
-        first = folders[0]
     tops = sorted({path[0] for path in folders if path})
     pairs = {(path[0], path[1]) for path in folders if len(path) > 1}
     shared = Counter(name for _, name in pairs)

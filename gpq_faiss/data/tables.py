@@ -114,55 +114,33 @@ class JoinedMatrix:
         return out
 
 
-# Vectors as Faiss' benchmarks keep them (fbin has a header of n and d) ----------------------------
-
-VECS = {".fvecs": "<f4", ".ivecs": "<i4", ".bvecs": "u1", ".fbin": "<f4", ".u8bin": "u1"}
-
-
-def open_vecs(path: Path) -> dict[str, Matrix]:
-    """Map a file of a form of :data:`VECS` as [n, d]."""
-    dtype = np.dtype(VECS[path.suffix.lower()])
-    if path.suffix.lower().endswith("bin"):
-        shape = np.fromfile(path, "<u4", 2).tolist()
-        return {"vectors": np.memmap(path, dtype, "r", 8, tuple(shape))}
-    header = 4 // dtype.itemsize
-    width = int(np.fromfile(path, "<i4", 1)[0]) + header
-    return {"vectors": np.memmap(path, dtype, "r").reshape(-1, width)[:, header:]}
-
-
 # Names of columns, and forms of files -------------------------------------------------------------
 
-FEATURES = ["features", "x", "data", "embeddings", "embedding", "vectors", "vector", "emb", "arr0"]
-LABELS = [
-    "labels",
-    "label",
-    "y",
-    "class",
-    "classes",
-    "category",
-    "finelabel",
-    "target",
-    "targets",
-    "categories",
-    "classname",
-    "labelname",
-    "labelid",
-    "classid",
-    "categoryid",
-    "tags",
-    "cls",
-]
-IDS = ["ids", "id", "imageid", "itemid", "imgid", "uid"]
-IMAGES = ["image", "imagepath", "path", "filepath", "filename", "file", "img", "images"]
-NAMES = ["name", "names", "path", "paths", "key", "keys", *IMAGES]
-ITEMS = [*IDS, *NAMES, "item", "index", "indexlevel0", "unnamed0", ""]
-"""Usual names of columns in lower case without spaces and punctuation: of vectors, labels, ids,
-paths of images, names, and of what a table of labels names its items by."""
+_IDS = ["ids", "id", "imageid", "itemid", "imgid", "uid"]
+_IMAGES = ["image", "imagepath", "path", "filepath", "filename", "file", "img", "images"]
+_NAMES = ["name", "names", "path", "paths", "key", "keys", *_IMAGES]
+USUAL = {
+    "vectors": [
+        *["features", "x", "data", "embeddings", "embedding", "vectors", "vector", "emb", "arr0"],
+    ],
+    "labels": [
+        *["labels", "label", "y", "class", "classes", "category", "finelabel", "target"],
+        *["targets", "categories", "classname", "labelname", "labelid", "classid", "categoryid"],
+        *["tags", "cls"],
+    ],
+    "ids": _IDS,
+    "images": _IMAGES,
+    "names": _NAMES,
+    "items": [*_IDS, *_NAMES, "item", "index", "indexlevel0", "unnamed0", ""],
+}
+"""Usual names of columns in lower case without spaces and punctuation; ``items`` are those by which
+a table of labels names its items."""
 
-ENDINGS = {".npy": "npy", ".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5", ".parquet": "parquet"}
-ENDINGS |= {".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".csv": "csv", ".tsv": "csv"}
-ENDINGS |= {".jsonl": "json", ".ndjson": "json", ".json": "json"}
-ENDINGS |= dict.fromkeys(VECS, "vecs")
+ENDINGS = {
+    **{".npy": "npy", ".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5", ".parquet": "parquet"},
+    **{".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".csv": "csv", ".tsv": "csv"},
+    **{".jsonl": "json", ".ndjson": "json"},
+}
 """Form of a table by the ending of its file."""
 _PICKLE = "it can run code, so it is not loaded: save arrays as .npy, tables as .parquet"
 _MATLAB, _UNPACK = "save its arrays as .npy or .npz", "extract it, and give what is in it"
@@ -190,9 +168,11 @@ _MAGIC: dict[bytes, tuple[str, str]] = {
     ),
 }
 """First bytes of files -> their form; forms that are not read have a remedy."""
-_UNREAD = (".safetensors", ".pkl", ".pickle", ".mat", ".xls", ".orc")
-_ZIPS = {".xlsx": ("an Excel sheet", "save it as CSV"), ".npz": ("npz", "")}
-_ZIPS |= dict.fromkeys((".pt", ".pth"), ("a PyTorch file", _PICKLE))
+_UNREAD = (".safetensors", ".pkl", ".pickle", ".mat", ".xls", ".orc", ".fvecs", ".bvecs", ".fbin")
+_ZIPS = {
+    **{".npz": ("npz", ""), ".xlsx": ("an Excel sheet", "save it as CSV")},
+    **dict.fromkeys((".pt", ".pth"), ("a PyTorch file", _PICKLE)),
+}
 """Zip archives by the endings of their files, and endings of forms that are not read."""
 
 
@@ -239,9 +219,8 @@ def file_form(path: Path) -> str:
     with reading(path, "a file of data"), path.open("rb") as file:
         head = file.read(512)
     ending = path.suffix.lower()
-    form, remedy = ENDINGS.get(ending, "text"), ""
-    if ending not in VECS:
-        form, remedy = next((_MAGIC[m] for m in _MAGIC if head.startswith(m)), (form, remedy))
+    by_ending = ENDINGS.get(ending, "text"), ""
+    form, remedy = next((_MAGIC[m] for m in _MAGIC if head.startswith(m)), by_ending)
     if form == "a zip archive":
         form, remedy = _ZIPS.get(ending, (form, remedy))
     if form == "text" and (b"\0" in head or ending in _UNREAD):
@@ -273,10 +252,10 @@ class Options:
 PLAIN = Options()
 
 
-def usual(candidates: Iterable[str], names: Iterable[str]) -> str | None:
-    """Return the name that is, but for case and punctuation, the first possible candidate."""
+def usual(role: str, names: Iterable[str]) -> str | None:
+    """Return the first of ``names`` that is usual for a role (:data:`USUAL`), if any."""
     plain = {re.sub(r"[\W_]", "", name.lower()): name for name in reversed(list(names))}
-    return next((plain[name] for name in candidates if name in plain), None)
+    return next((plain[name] for name in USUAL[role] if name in plain), None)
 
 
 _KINDS = {
@@ -393,16 +372,13 @@ class Table:
 
         Raises DataError: there is no such column, or its values are no labels.
         """
-        label, items = o.label_column or usual(LABELS, self.kinds), usual(ITEMS, self.kinds)
+        label, items = o.label_column or usual("labels", self.kinds), usual("items", self.kinds)
         if label in (None, "y") and o.label_column is None:
             classes = [name for name in self.kinds if name not in (items, o.id_column)]
             texts = [self.texts(name) for name in classes]
             if len(classes) > 1 and {*itertools.chain(*texts)} <= {"0", "1"}:
                 return Labels.from_multihot(np.column_stack(texts) == "1", classes)
         values = self.values(self.column(label, "label_column"))
-        class_names = self.arrays.get("class_names")
-        if class_names is not None:
-            return Labels.from_ids(values, class_names[:].astype(str).tolist())
         return labels_of(values, f"{self.source}: {label!r}")
 
     def attributes(self, o: Options, images: str | None = None) -> dict[str, Any]:
@@ -410,8 +386,8 @@ class Table:
 
         Columns have their usual names if the options name none; ``images`` is a column of paths.
         """
-        label = o.label_column or (usual(LABELS, self.kinds) if o.with_labels else None)
-        ids, names, notes = o.id_column or usual(IDS, self.kinds), o.name_column, ["no labels"]
+        label = o.label_column or (usual("labels", self.kinds) if o.with_labels else None)
+        ids, names, notes = o.id_column or usual("ids", self.kinds), o.name_column, ["no labels"]
         attributes: dict[str, Any] = {"notes": notes}
         if label is not None:
             labels = attributes["labels"] = self.labels(replace(o, label_column=label))
@@ -425,7 +401,7 @@ class Table:
             else:
                 attributes["ids"] = whole_numbers(values, f"{self.source}: {ids!r}")
         unused = [name for name in self.of_kind("text", "number") if name not in (ids, label)]
-        names = names or images or usual(NAMES, unused)
+        names = names or images or usual("names", unused)
         columns = {name: name for name in o.keep} | ({"name": names} if names else {})
         texts = {text: self.texts(self.column(name, "keep")) for text, name in columns.items()}
         return attributes | {"texts": texts}
@@ -438,8 +414,8 @@ class Table:
 
         Raises DataError: it is unclear which columns they are, or they do not hold numbers.
         """
-        used = {o.label_column, o.id_column, o.name_column, *o.keep, usual(LABELS, self.kinds)}
-        unused = [n for n in self.kinds if n not in used and usual(ITEMS, [n]) is None]
+        used = {o.label_column, o.id_column, o.name_column, *o.keep, usual("labels", self.kinds)}
+        unused = [n for n in self.kinds if n not in used and usual("items", [n]) is None]
         lists = [name for name in self.of_kind("list") if name in unused]
         numbers = [name for name in self.of_kind("number") if name in unused]
         prefixes = {name: re.sub(r"\d+$", "", name) for name in sorted(numbers, key=natural_order)}
@@ -450,7 +426,7 @@ class Table:
             matches = [fnmatch.filter(self.kinds, name) or [name] for name in patterns]
             chosen = [self.column(name, "vectors") for names in matches for name in names]
         elif lists:
-            chosen = [name] if (name := usual(FEATURES, lists)) else lists
+            chosen = [name] if (name := usual("vectors", lists)) else lists
         if len(chosen) == 1:
             return self.matrix(chosen[0]), f"vectors are in column {chosen[0]!r}"
         if {self.kinds[name] for name in chosen} != {"number"}:
@@ -466,16 +442,15 @@ class Table:
         """Return the column of images or of their paths, if any: the requested, or a usual one."""
         if requested is not None:
             return self.column(requested, "image_column")
-        paths = [name for name in self.of_kind("text") if usual(IMAGES, [name]) is not None]
+        paths = [name for name in self.of_kind("text") if usual("images", [name]) is not None]
         is_path = {name: any(map(is_image_name, self.texts(name)[:100])) for name in paths}
         images = self.of_kind("image") or [name for name in paths if is_path[name]]
-        preferred = usual(IMAGES, images)
-        if len(images) > 1 and preferred is None:
+        if len(images) > 1 and usual("images", images) is None:
             raise DataError(
                 f"{self.source} has several columns of images ({', '.join(images)})"
                 f": name one with --read image_column"
             )
-        return preferred or next(iter(images), None)
+        return usual("images", images) or next(iter(images), None)
 
 
 # Files of tables ----------------------------------------------------------------------------------
@@ -488,8 +463,9 @@ def open_tables(paths: Sequence[Path]) -> Table:
     files with different columns.
     """
     form, source, opened = file_form(paths[0]), str(paths[0]), []
-    readers: dict[str, Any] = {"npz": npz_arrays, "vecs": open_vecs, "hdf5": _hdf5, "json": _json}
+    readers: dict[str, Any] = {"npz": npz_arrays, "hdf5": _hdf5}
     readers["npy"] = lambda path: {"arr_0": npy_array(path)}
+    readers["json"] = lambda path: _pyarrow("pyarrow.json", path).read_json(str(path))
     readers["parquet"] = readers["arrow"] = lambda path: _pyarrow("pyarrow.dataset", path).dataset(
         str(path), format=form
     )
@@ -540,7 +516,9 @@ def _csv(path: Path) -> Any:
             f"{path} is empty, has a header line alone, or names a column twice"
             f": a table with a header line is needed"
         )
-    texts = [name for name in names if usual([*LABELS, *ITEMS], [name]) is not None]
+    texts = [
+        name for name in names if usual("labels", [name]) or usual("items", [name]) is not None
+    ]
     return reader.read_csv(
         io.BytesIO(text.encode()),
         reader.ReadOptions(use_threads=False, column_names=names, skip_rows=int(has_header)),
@@ -551,13 +529,10 @@ def _csv(path: Path) -> Any:
     )
 
 
-def _json(path: Path) -> Any:
-    """Return the columns of a list of records, of records by line, or of a dict of columns."""
-    is_lines = path.suffix.lower() != ".json"
-    pandas = optional("pandas", f"reading {path} needs pandas: pip install pandas", DataError)
-    text = io.StringIO(read_text(path, "JSON"))
-    frame = pandas.read_json(text, lines=is_lines, dtype=False, convert_dates=False)
-    return _pyarrow("pyarrow", path).Table.from_pandas(frame, preserve_index=False)
+def table_of_records(path: Path, records: list[Any]) -> Table:
+    """Return the columns of records, the dicts of a JSON file. Raises DataError: of mixed types."""
+    with reading(path, "JSON of records"):
+        return Table(str(path), {}, _pyarrow("pyarrow", path).Table.from_pylist(records))
 
 
 def frame_table(source: Any) -> Table:
@@ -571,7 +546,9 @@ def frame_table(source: Any) -> Table:
             f": leave out those of mixed types"
         ) from None
     index = (data.schema.pandas_metadata or {}).get("index_columns", [])
-    unused = [name for name in data.schema.names if name in index and usual(ITEMS, [name]) is None]
+    unused = [
+        name for name in data.schema.names if name in index and usual("items", [name]) is None
+    ]
     return Table(location, {}, data.drop_columns(unused))
 
 
