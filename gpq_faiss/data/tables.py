@@ -126,7 +126,7 @@ USUAL = {
     "labels": [
         *["labels", "label", "y", "class", "classes", "category", "finelabel", "target"],
         *["targets", "categories", "classname", "labelname", "labelid", "classid", "categoryid"],
-        *["tags", "cls"],
+        *["tags", "tag", "cls"],
     ],
     "ids": _IDS,
     "images": _IMAGES,
@@ -258,6 +258,7 @@ def usual(role: str, names: Iterable[str]) -> str | None:
     return next((plain[name] for name in USUAL[role] if name in plain), None)
 
 
+_YES, _NO = ["1", "1.0", "True", "true"], ["0", "0.0", "False", "false"]
 _KINDS = {
     "list": r"(large_|fixed_size_)?list<\w+: (u?int|half|float|double).*",
     "text": r"(dictionary<values=)?(large_)?string.*",
@@ -376,8 +377,8 @@ class Table:
         if label in (None, "y") and o.label_column is None:
             classes = [name for name in self.kinds if name not in (items, o.id_column)]
             texts = [self.texts(name) for name in classes]
-            if len(classes) > 1 and {*itertools.chain(*texts)} <= {"0", "1"}:
-                return Labels.from_multihot(np.column_stack(texts) == "1", classes)
+            if len(classes) > 1 and {*itertools.chain(*texts)} <= {*_YES, *_NO}:
+                return Labels.from_multihot(np.isin(np.column_stack(texts), _YES), classes)
         values = self.values(self.column(label, "label_column"))
         return labels_of(values, f"{self.source}: {label!r}")
 
