@@ -50,7 +50,8 @@ def reading(path: Path, description: str) -> Iterator[None]:
             raise
         raise type(error)(f"{path}: {error}") from error
     except (MemoryError, PermissionError) as error:
-        raise DataError(f"cannot read {path}: {one_line(error)}") from None
+        reason = getattr(error, "strerror", None) or "it does not fit in memory"
+        raise DataError(f"cannot read {path}: {reason}") from None
     except Exception as error:
         raise DataError(
             f"{path} is not {description}, or it is empty, truncated or damaged "

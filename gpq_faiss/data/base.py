@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 
 from ..codes.checks import named_rows
 from ..errors import DataError
-from ..files import fingerprint
+from ..files import content_of, fingerprint
 from ..store.hdf5 import Texts, as_texts
-from .arrays import Matrix
 from .images import BrokenImageError, shown, to_pixels
 from .labels import Labels, Rows, row_numbers
-from .paths import content_of
+from .tables import Matrix
 
 
 @dataclass(kw_only=True)
@@ -197,7 +196,7 @@ def image_files(
 ) -> ImageDataset:
     """Make a data set of image files; missing ones are counted at once.
 
-    The fingerprint covers names and contents (:func:`.paths.content_of`), not times: a copy
+    The fingerprint covers names and contents (:func:`..files.content_of`), not times: a copy
     elsewhere has the same.
     """
     mark = fingerprint("images", *names, content_of(paths, 16 << 10))

@@ -228,6 +228,11 @@ class Labels:
         """Return the labels of ``rows`` (a slice, positions or a mask), over the same classes."""
         return Labels(np.ascontiguousarray(self.packed[rows]), self.class_names)
 
+    def at(self, rows: NDArray[np.int64]) -> Labels:
+        """Return the labels of the items at ``rows``, -1 for none, over their classes."""
+        labels = self.take(rows).masked(rows >= 0)
+        return labels.over([self.class_names[c] for c in np.flatnonzero(labels.counts())])
+
     def masked(self, rows: NDArray[Any]) -> Labels:
         """Return the same N items with labels at ``rows`` only; others become unlabelled."""
         packed = np.zeros_like(self.packed)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import base64
 import re
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -30,9 +30,9 @@ from numpy.typing import NDArray
 from ..errors import DataError, UsageError
 from ..files import fingerprint, read_json, write_json
 from ..inputs import reading
-from .arrays import read_ids
 from .base import Dataset
 from .labels import Labels, errors_of
+from .tables import read_ids
 
 PROTOCOLS = ("1", "2", "transfer", "none")
 _QUERY, _LABELLED, _CLASSES, _HALVES = range(4)  # streams of random numbers
@@ -59,7 +59,7 @@ class Split:
     labelled: Rows
     unlabelled: Rows
     database: Rows
-    seen_classes: tuple[int, ...] | None = None
+    seen_classes: tuple[int, ...] | None = field(default=None, kw_only=True)
 
     @property
     def roles(self) -> NDArray[np.uint8]:
