@@ -74,10 +74,10 @@ def _names(class_names: Iterable[object]) -> tuple[str, ...]:
     names = tuple(composed(str(name)) for name in class_names)
     wrong = [name for name, n in Counter(names).items() if n > 1 or not name.isprintable()]
     if wrong or len(names) > MAX_CLASSES:
-        raise DataError(
-            f"{len(names):,} classes, {ascii(wrong)[:80]} are named twice or not printable: rename "
-            f"them; at most {MAX_CLASSES:,} classes are possible"
-        )
+        problem = f"{len(names):,} classes, at most {MAX_CLASSES:,} are possible"
+        if wrong:
+            problem = f"the class {wrong[0][:60]!a} is named twice, or not printable: rename it"
+        raise DataError(problem)
     return names
 
 
@@ -209,7 +209,7 @@ class Labels:
         """Return the multi-hot matrix [n, C] of 0 and 1 in ``dtype``."""
         return np.unpackbits(self.packed[rows], axis=1, count=self.n_classes).astype(dtype)
 
-    def rows_of(self, c: int) -> NDArray[np.int64]:
+    def rows_with(self, c: int) -> NDArray[np.int64]:
         """Return the rows of the items of class ``c``: int64 [n], ascending."""
         return np.flatnonzero(self.packed[:, c >> 3] & np.uint8(128 >> (c & 7)))
 
@@ -218,7 +218,7 @@ class Labels:
         dropped.
         """
         positions = {name: c for c, name in enumerate(class_names)}
-        number = np.array([positions.get(name, -1) for name in self.class_names])
+        number = np.array([positions.get(name, -1) for name in self.class_names], np.int64)
         rows, classes = self._pairs[0], number[self._pairs[1]]
         return self._of_pairs(
             len(self), rows[classes >= 0], classes[classes >= 0], tuple(positions)
@@ -297,7 +297,7 @@ def _texts(value: Any) -> tuple[str, ...]:
     if hasattr(value, "tolist"):
         value = without_gradient(value).tolist()
     if not isinstance(value, _COLLECTIONS):
-        return _texts_of_scalar(value)
+        return _texts_of(value)
     if isinstance(value, dict) or any(isinstance(item, _COLLECTIONS) for item in value):
         raise DataError("a label is a dict or a list in a list: names or numbers are needed")
     items = sorted(value, key=str) if isinstance(value, set | frozenset) else value
@@ -305,7 +305,8 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=1 << 16, typed=True)  # values occur many times
-def _texts_of_scalar(value: Any) -> tuple[str, ...]:
+def _texts_of(value: Any) -> tuple[str, ...]:
+    """Return the texts of a value that is not a list."""
     text = composed(plain_text(int(value) if isinstance(value, bool) else value)).strip()
     if not isinstance(value, str | bytes):
         return (text,) if text else ()

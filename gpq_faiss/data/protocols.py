@@ -154,7 +154,7 @@ def _choose(
         size = int(counts[c])
         default = max(1, round(share * size)) if spec else max(size // 60, min(10, size // 10))
         # The order is of the whole class, so that larger draws contain smaller ones.
-        order = _permuted(labels.rows_of(c), seed, stream, c)
+        order = _permuted(labels.rows_with(c), seed, stream, c)
         order = order[free[order] & ~drawn[order]][: number or default]
         if size and len(order) < number:
             raise DataError(
@@ -169,7 +169,7 @@ def _first_halves(labels: Labels, hidden: NDArray[np.bool_], seed: int) -> NDArr
     """Return a random half of the items of each class, bool [N]; with several labels an item, of
     the items with ``hidden`` classes and of the others.
     """
-    groups = [labels.rows_of(c) for c in range(labels.n_classes)]
+    groups = [labels.rows_with(c) for c in range(labels.n_classes)]
     if labels.multi_label:
         groups = [np.flatnonzero(labels.has() & ~hidden), np.flatnonzero(hidden)]
     first = np.zeros(len(labels), dtype=bool)
@@ -217,7 +217,8 @@ def make_split(
             f"{', '.join(PROTOCOLS)}, only protocol 1 takes queries, and a seed is not negative"
         )
     has_unseen = protocol in ("2", "transfer")
-    spec = str(labelled or ("all" if has_unseen else 1 / 12))
+    default = "all" if has_unseen else str(1 / 12)
+    spec = default if labelled in (None, "") else str(labelled)
     has, query, visible, seen = labels.has(), np.zeros(len(labels), bool), labels, None
     with errors_of(source):
         if has_unseen:

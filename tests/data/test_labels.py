@@ -33,7 +33,7 @@ def test_packed_equals_dense(dense):
         (labels.dense(dtype=bool), dense),
         (labels.counts(), dense.sum(axis=0)),
         (labels.has(), dense.any(axis=1)),
-        (np.concatenate([labels.rows_of(k) for k in range(c)]), np.nonzero(dense.T)[1]),
+        (np.concatenate([labels.rows_with(k) for k in range(c)]), np.nonzero(dense.T)[1]),
         (labels.take(rows).dense(), dense[rows]),
         (labels.dense(slice(1, 4)), dense[1:4]),
         (labels.masked(rows).dense(), dense & np.isin(np.arange(n), rows)[:, None]),
@@ -53,7 +53,7 @@ def test_packed_equals_dense(dense):
         ),
         (lambda: Labels.from_ids(np.array([2**63], np.uint64)), "at most 65,535"),
         (lambda: Labels.from_ids(np.array([0.5])), "label 0.5 at row 0 is out of range"),
-        (lambda: Labels.from_ids([0], ["a", "a"]), "'a'. are named twice"),
+        (lambda: Labels.from_ids([0], ["a", "a"]), "'a' is named twice"),
         (
             lambda: Labels.from_multihot(np.array([[0, 1], [0, np.nan], [2, 0]])),
             "other than 0 and 1 at rows 1, 2",
