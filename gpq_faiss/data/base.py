@@ -92,8 +92,8 @@ class Dataset(ABC):
 
     def bad_summary(self) -> str:
         """Return ``"3 of 1,000 images cannot be read (a.jpg: not found; ...)"``."""
-        first = "; ".join(list(self.bad.values())[:5]) + "; ..." * (len(self.bad) > 5)
-        return f"{len(self.bad):,} of {len(self):,} images cannot be read ({first})"
+        reasons = [*list(self.bad.values())[:5], *["..."] * (len(self.bad) > 5)]
+        return f"{len(self.bad):,} of {len(self):,} images cannot be read ({'; '.join(reasons)})"
 
 
 @dataclass(kw_only=True)

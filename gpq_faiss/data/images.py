@@ -64,7 +64,7 @@ def is_image_name(name: str) -> bool:
 
 
 def decode_image(
-    source: bytes | str | os.PathLike[str] | Image.Image,
+    source: bytes | bytearray | str | os.PathLike[str] | Image.Image,
     *,
     name: str | None = None,
     max_pixels: int = MAX_PIXELS,
@@ -83,7 +83,7 @@ def decode_image(
     name = name or (shown(os.fspath(source)) if isinstance(source, str | os.PathLike) else "image")
     try:
         if not isinstance(source, Image.Image):
-            data = source if isinstance(source, bytes) else Path(source).read_bytes()
+            data = source if isinstance(source, bytes | bytearray) else Path(source).read_bytes()
             source = Image.open(io.BytesIO(data), formats=_FORMATS)
         width, height = source.size
         if min(width, height) < 2 or width * height > max_pixels:  # 1 x 1: of failed downloads
@@ -156,9 +156,8 @@ def to_images(values: Any, size: int) -> NDArray[np.uint8]:
         values = np.atleast_1d(as_array(values, "images"))
         if values.ndim == 2 or (values.ndim == 3 and 3 in (values.shape[0], values.shape[2])):
             values = values[None]
-    pixels = (to_pixels(value, f"image {i}") for i, value in enumerate(values))
-    planes = [resize_square(image, size).transpose(2, 0, 1) for image in pixels]
-    return np.stack(planes) if planes else np.empty((0, 3, size, size), np.uint8)
+    pixels = [resize_square(to_pixels(x, f"image {i}"), size) for i, x in enumerate(values)]
+    return np.array(pixels, np.uint8).reshape(-1, size, size, 3).transpose(0, 3, 1, 2)
 
 
 def as_array(value: Any, location: str) -> NDArray[Any]:
@@ -180,8 +179,7 @@ def to_pixels(value: Any, location: str) -> NDArray[np.uint8]:
     BrokenImageError: it cannot be decoded.
     """
     if isinstance(value, _ENCODED):
-        name = None if isinstance(value, str | os.PathLike) else location
-        return decode_image(bytes(value) if isinstance(value, bytearray) else value, name=name)
+        return decode_image(value, name=None if isinstance(value, str | os.PathLike) else location)
     array = as_array(value, location)
     if array.ndim == 2:
         array = np.stack([array] * 3, axis=2)

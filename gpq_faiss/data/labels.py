@@ -124,8 +124,7 @@ class Labels:
             )
         array = array.astype(np.int64)
         rows = np.flatnonzero(array >= 0)
-        numbers = range(max(1, int(array.max(initial=-1)) + 1))
-        names = _names(class_names or numbers)
+        names = _names(class_names or range(max(1, int(array.max(initial=-1)) + 1)))
         return cls._of_pairs(len(array), rows, array[rows], names)
 
     @classmethod
@@ -162,8 +161,9 @@ class Labels:
                 and max(widths) > 1
                 and {text for row in items for text in row} <= {"0", "1"}
             ):
-                zeros = ["0"] * max(widths)
-                return cls.from_multihot(np.array([row or zeros for row in items]) == "1")
+                return cls.from_multihot(
+                    np.array([row or ["0"] * max(widths) for row in items]) == "1"
+                )
         items = [[text for text in row if text not in ("", "-1")] for row in items]
         names = sorted(
             {text for row in items for text in row},

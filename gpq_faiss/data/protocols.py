@@ -169,9 +169,11 @@ def _first_halves(labels: Labels, hidden: NDArray[np.bool_], seed: int) -> NDArr
     """Return a random half of the items of each class, bool [N]; with several labels an item, of
     the items with ``hidden`` classes and of the others.
     """
-    groups = [labels.rows_with(c) for c in range(labels.n_classes)]
-    if labels.multi_label:
-        groups = [np.flatnonzero(labels.has() & ~hidden), np.flatnonzero(hidden)]
+    groups = (
+        [np.flatnonzero(labels.has() & ~hidden), np.flatnonzero(hidden)]
+        if labels.multi_label
+        else [labels.rows_with(c) for c in range(labels.n_classes)]
+    )
     first = np.zeros(len(labels), dtype=bool)
     for stream, rows in enumerate(groups):
         # The odd item goes to the training half, so that classes of one item can be learnt.
@@ -223,8 +225,8 @@ def make_split(
     with errors_of(source):
         if has_unseen:
             present = np.flatnonzero(labels.counts())
-            classes = _permuted(present, seed, _CLASSES)[: max(1, int(0.75 * len(present)))]
-            seen = tuple(np.sort(classes).tolist())
+            count = max(1, int(0.75 * len(present)))
+            seen = tuple(sorted(_permuted(present, seed, _CLASSES)[:count].tolist()))
             names = [labels.class_names[c] for c in seen]
             hidden = labels.over(set(labels.class_names) - set(names)).has()
             first = _first_halves(labels, hidden, seed)

@@ -51,6 +51,8 @@ HOT_FORMS = {
     "bfloat16": lambda hot: torch.tensor(hot).bfloat16(),
     "bools": lambda hot: (hot == 1).tolist(),
     "texts": lambda hot: hot.astype(str).tolist(),
+    "texts of floats": lambda hot: hot.astype(float).astype(str).tolist(),
+    "texts and blanks": lambda hot: [" ".join(row) * ("1" in row) for row in hot.astype(str)],
     "written lists": lambda hot: [str(row.tolist()) for row in hot],
     "written arrays": lambda hot: [str(row.astype(float)) for row in hot],
     "Arrow": lambda hot: pa.array(hot.tolist()),
