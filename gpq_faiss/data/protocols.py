@@ -76,8 +76,8 @@ class Split:
 
     def training_labels(self, labels: Labels) -> Labels:
         """Return labels for the training: of the labelled items, over the seen classes."""
-        seen = range(labels.n_classes) if self.seen_classes is None else self.seen_classes
-        return labels.masked(self.labelled).over([labels.class_names[c] for c in seen])
+        classes = range(labels.n_classes) if self.seen_classes is None else self.seen_classes
+        return labels.masked(self.labelled).over([labels.class_names[c] for c in classes])
 
     def save(self, path: str | Path) -> None:
         """Write as JSON, with one compressed byte per item."""
@@ -98,8 +98,8 @@ def load_split(path: str | Path) -> Split:
     with reading(Path(path), "a split"):
         roles = np.frombuffer(zlib.decompress(base64.b64decode(value["roles"])), np.uint8)
         rows = [np.flatnonzero(roles & bit) for bit in _BITS.values()]
-        seen = value["seen_classes"] and tuple(value["seen_classes"])
-        return Split(len(roles), value["protocol"], int(value["seed"]), *rows, seen_classes=seen)
+        classes = value["seen_classes"] and tuple(value["seen_classes"])
+        return Split(len(roles), value["protocol"], int(value["seed"]), *rows, seen_classes=classes)
 
 
 # Choice of items ----------------------------------------------------------------------------------
@@ -221,26 +221,27 @@ def make_split(
     has_unseen = protocol in ("2", "transfer")
     default = "all" if has_unseen else str(1 / 12)
     spec = default if labelled in (None, "") else str(labelled)
-    has, query, visible, seen = labels.has(), np.zeros(len(labels), bool), labels, None
+    has_label, query = labels.has(), np.zeros(len(labels), bool)
+    visible, seen_classes = labels, None
     with errors_of(source):
         if has_unseen:
             present = np.flatnonzero(labels.counts())
             count = max(1, int(0.75 * len(present)))
-            seen = tuple(sorted(_permuted(present, seed, _CLASSES)[:count].tolist()))
-            names = [labels.class_names[c] for c in seen]
+            seen_classes = tuple(sorted(_permuted(present, seed, _CLASSES)[:count].tolist()))
+            names = [labels.class_names[c] for c in seen_classes]
             hidden = labels.over(set(labels.class_names) - set(names)).has()
             first = _first_halves(labels, hidden, seed)
-            query, database, training = hidden & ~first, hidden & first, has & ~hidden
+            query, database, training = hidden & ~first, hidden & first, has_label & ~hidden
             if protocol == "2":
-                database, training = has & (hidden == first), training & first
+                database, training = has_label & (hidden == first), training & first
             visible = labels.masked(training).over(names)
         elif protocol == "1":
-            free = has.copy()
+            free = has_label.copy()
             if spec != "all" and not _SPEC.fullmatch(spec):
-                free[read_rows(spec, ids, "--labelled", has)] = False
+                free[read_rows(spec, ids, "--labelled", has_label)] = False
             query[_choose(labels, free, queries, seed, _QUERY, ids)] = True
         if not has_unseen:
-            database = training = has & ~query
+            database = training = has_label & ~query
         if protocol != "none" and not query.any():
             raise DataError(
                 f"{len(labels):,} items of {labels.n_classes:,} classes are too few for queries"
@@ -259,5 +260,5 @@ def make_split(
     unlabelled = training if protocol == "transfer" else ~query
     rows = [np.setdiff1d(np.flatnonzero(mask), chosen) for mask in (unlabelled, database)]
     return Split(
-        len(labels), protocol, seed, np.flatnonzero(query), chosen, *rows, seen_classes=seen
+        len(labels), protocol, seed, np.flatnonzero(query), chosen, *rows, seen_classes=seen_classes
     )

@@ -29,7 +29,7 @@ def sizes(split):
     return tuple(len(getattr(split, role)) for role in ROLES)
 
 
-def made(n=3000, c=9, seed=0, several=True):
+def random_labels(n=3000, c=9, seed=0, several=True):
     """Classes from rare to common; some items have no label."""
     rng = np.random.default_rng(seed)
     if several:
@@ -61,7 +61,7 @@ REFUSALS = "too few|no labelled item|lower it"
 )
 def test_roles(n, c, several, seed, protocol, spec):
     """Disjoint and complete; transfer item by item, from the labels as plain sets."""
-    labels = made(n, c, seed, several)
+    labels = random_labels(n, c, seed, several)
     try:
         split = make_split(labels, protocol, seed=seed, labelled=spec)
     except GpqError as error:
@@ -131,7 +131,10 @@ def test_files_of_labelled_items_and_of_queries(tmp_path):
 @pytest.mark.parametrize(
     ("data", "protocol", "options", "message"),
     [
-        *[(ONE, "1", {"labelled": x}, "write N-per-class") for x in ("500", "0-per-class", "200%")],
+        *[
+            (ONE, "1", {"labelled": x}, "write N-per-class")
+            for x in ("500", "0-per-class", "200%", 0.0)
+        ],
         (ONE, "3", {}, "protocol 3, .*: the protocols are 1, 2, transfer, none"),
         (ONE, "1", {"seed": -1}, "seed -1: .* not negative"),
         (
@@ -166,7 +169,9 @@ def test_what_cannot_be_split(data, protocol, options, message):
         make_split(data, protocol, **options)
 
 
-@pytest.mark.parametrize("split", [make_split(CIFAR, seed=5), make_split(made(), "2", seed=2)])
+@pytest.mark.parametrize(
+    "split", [make_split(CIFAR, seed=5), make_split(random_labels(), "2", seed=2)]
+)
 def test_a_split_travels_as_a_file(tmp_path, split):
     split.save(tmp_path / "split.json")
     loaded = load_split(tmp_path / "split.json")
@@ -202,7 +207,7 @@ def test_wrong_files_of_ids_are_refused(tmp_path, name, content, message):
 
 def test_transfer_and_protocol2_share_queries():
     assert sizes(make_split(CIFAR, "transfer", seed=3)) == (9000, 42_000, 0, 9000)
-    for labels in (CIFAR, made()):
+    for labels in (CIFAR, random_labels()):
         transfer, protocol2 = (
             make_split(labels, protocol, seed=3) for protocol in ("transfer", "2")
         )
