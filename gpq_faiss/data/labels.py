@@ -44,13 +44,8 @@ def composed(text: str) -> str:
 
 
 def plain_text(value: Any) -> str:
-    """Return the text of a value, empty for None and NaN; bytes are UTF-8. Raises DataError: they
-    are not.
-    """
-    try:
-        text = value.decode() if isinstance(value, bytes) else str(value)
-    except UnicodeDecodeError:
-        raise DataError(f"{value[:40]!r} is not UTF-8: save texts as UTF-8") from None
+    """Return the text of a value, empty for None and NaN; bytes are UTF-8, others are escaped."""
+    text = value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
     is_text = isinstance(value, str | bytes)
     return text if is_text or text not in ("None", "nan", "NaT", "<NA>") else ""
 
@@ -230,7 +225,8 @@ class Labels:
 
     def at(self, rows: NDArray[np.int64]) -> Labels:
         """Return the labels of the items at ``rows``, -1 for none, over their classes."""
-        labels = self.take(rows).masked(rows >= 0)
+        labels = self.take(rows)  # a copy
+        labels.packed[rows < 0] = 0
         return labels.over([self.class_names[c] for c in np.flatnonzero(labels.counts())])
 
     def masked(self, rows: NDArray[Any]) -> Labels:
