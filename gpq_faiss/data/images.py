@@ -126,8 +126,10 @@ def resize_square(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     crop the centre.
 
     Resamples only the centre square, so that a 2 x 30,000,000 strip needs no more memory than its
-    input.
+    input. An image of that size is returned itself.
     """
+    if image.shape[:2] == (size, size):
+        return image
     return np.asarray(ImageOps.fit(Image.fromarray(image), (size, size), Image.Resampling.BILINEAR))
 
 
