@@ -396,8 +396,8 @@ def open_data(
     """
     beside = {"label": labels, "id": ids, "name": names}
     beside = {name: value for name, value in beside.items() if value is not None}
-    is_path = isinstance(source, os.PathLike)
-    form, opener, takes, opened = _opener(os.fspath(source) if is_path else source)
+    text = str(source) if isinstance(source, os.PathLike) else source
+    form, opener, takes, opened = _opener(text)
     allowed = ["max_bad", *takes.split(), *["id_column", "label_column"] * ("label" in beside)]
     if wrong := [option for option in read if option not in allowed]:
         raise UsageError(f"--read {wrong[0]} does not apply to {form}: use {', '.join(allowed)}")
