@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -296,31 +296,23 @@ def open_items(source: Any, o: Options = PLAIN) -> ImageDataset:
 # Forms --------------------------------------------------------------------------------------------
 
 
-class Source(NamedTuple):
-    """A form of a DATA argument: what follows its name, its opener, and the options that it takes
-    besides those of all."""
-
-    usage: str
-    open: Callable[[Any, Options], Dataset]
-    takes: str = ""
-
-
 _TABLE = "label_column keep image_column vectors root"
-_SOURCES = {
-    "digits": Source("", open_digits),
-    "cifar10": Source("[:ROOT]", partial(open_published, name="cifar10")),
-    "fashion-mnist": Source("[:ROOT]", partial(open_published, name="fashion-mnist")),
-    "nuswide": Source(":ROOT", open_nuswide, "concepts"),
-    "folder": Source(":PATH", open_folder),
-    "list": Source(":FILE", open_list, "root"),
-    "csv": Source(":FILE", partial(open_files, form="csv"), _TABLE),
-    "parquet": Source(":FILE", partial(open_files, form="parquet"), _TABLE),
-    "webdataset": Source(":FILES", open_webdataset, _TABLE),
-    "hf": Source(":FOLDER", open_hf, _TABLE),
-    "features": Source(":FILES", open_files, _TABLE),
-    "image": Source(":FILE", open_image),
+_SOURCES: dict[str, tuple[str, Callable[[Any, Options], Dataset], str]] = {
+    "digits": ("", open_digits, ""),
+    "cifar10": ("[:ROOT]", partial(open_published, name="cifar10"), ""),
+    "fashion-mnist": ("[:ROOT]", partial(open_published, name="fashion-mnist"), ""),
+    "nuswide": (":ROOT", open_nuswide, "concepts"),
+    "folder": (":PATH", open_folder, ""),
+    "list": (":FILE", open_list, "root"),
+    "csv": (":FILE", partial(open_files, form="csv"), _TABLE),
+    "parquet": (":FILE", partial(open_files, form="parquet"), _TABLE),
+    "webdataset": (":FILES", open_webdataset, _TABLE),
+    "hf": (":FOLDER", open_hf, _TABLE),
+    "features": (":FILES", open_files, _TABLE),
+    "image": (":FILE", open_image, ""),
 }
-FORMS = " | ".join(name + source.usage for name, source in _SOURCES.items())
+"""Form of a DATA argument -> what follows its name, its opener, and the options that it takes."""
+FORMS = " | ".join(name + usage for name, (usage, *_) in _SOURCES.items())
 """Every form of a DATA argument."""
 _ENDINGS = {
     **dict.fromkeys(ENDINGS, "features"),
@@ -345,30 +337,30 @@ def form_of(path: str) -> str:
     return form or "features"
 
 
-def _opener(source: object) -> tuple[str, Source, object]:
-    """Return the form of a source, its opener, and what that opens.
+def _opener(source: object) -> tuple[str, Callable[[Any, Options], Dataset], str, object]:
+    """Return the form of a source, its opener, the options that it takes, and what it opens.
 
     An object's library is not imported. Raises UsageError: a DATA argument lacks its path, or has
     one too many.
     """
     if isinstance(source, str):
         source = source if source.partition(":")[0] in _SOURCES else f"{form_of(source)}:{source}"
-        scheme, colon, path = source.partition(":")
-        usage = _SOURCES[scheme].usage
+        form, colon, path = source.partition(":")
+        usage, opener, takes = _SOURCES[form]
         if (path and not usage) or (not path and (colon or usage.startswith(":"))):
             raise UsageError(f"{source!r} has a path too many or too few: the forms are {FORMS}")
-        return scheme, _SOURCES[scheme], path or None
+        return form, opener, takes, path or None
     if isinstance(source, Dataset):
-        return "a data set", Source("", lambda dataset, _: dataset), source
+        return "a data set", lambda dataset, _: dataset, "", source
     if "datasets" in {kind.__module__.partition(".")[0] for kind in type(source).__mro__}:
-        return "a Hugging Face data set", _SOURCES["hf"], source
+        return "a Hugging Face data set", open_hf, _TABLE, source
     if hasattr(source, "__arrow_c_stream__"):
-        return "a table", Source("", open_frame, _TABLE), source
+        return "a table", open_frame, _TABLE, source
     first: Any = source[0] if isinstance(source, list) and source else None
     is_vector = isinstance(first, list) and not {*map(type, first)} - {int, float}
     if is_vector or getattr(first, "ndim", 0) == 1 or hasattr(source, "ndim"):
-        return "an array", Source("", open_array), source
-    return "a list of items", Source("", open_items), source
+        return "an array", open_array, "", source
+    return "a list of items", open_items, "", source
 
 
 def open_data(
@@ -404,12 +396,9 @@ def open_data(
     """
     beside = {"label": labels, "id": ids, "name": names}
     beside = {name: value for name, value in beside.items() if value is not None}
-    form, opener, opened = _opener(os.fspath(source) if isinstance(source, os.PathLike) else source)
-    allowed = [
-        "max_bad",
-        *opener.takes.split(),
-        *["id_column", "label_column"] * ("label" in beside),
-    ]
+    text = str(source) if isinstance(source, os.PathLike) else source
+    form, opener, takes, opened = _opener(text)
+    allowed = ["max_bad", *takes.split(), *["id_column", "label_column"] * ("label" in beside)]
     if wrong := [option for option in read if option not in allowed]:
         raise UsageError(f"--read {wrong[0]} does not apply to {form}: use {', '.join(allowed)}")
     if not 0 <= read.get("max_bad", 0) <= 1:
@@ -419,10 +408,10 @@ def open_data(
     # A column of labels or ids that is named belongs to the labels beside the data, if any.
     columns: dict[str, Any] = {"label_column": None, "id_column": None, "with_labels": False}
     columns = columns if "label" in beside else {}
-    for name, value in list(beside.items()) if opener.takes == _TABLE else ():
+    for name, value in list(beside.items()) if takes == _TABLE else ():
         if isinstance(value, str) and not os.path.splitext(value)[1] and not os.path.exists(value):
             columns |= {f"{name}_column": beside.pop(name), "with_labels": "label" not in beside}
-    dataset = opener.open(opened, replace(options, **columns))
+    dataset = opener(opened, replace(options, **columns))
     if "name" in beside:
         dataset = _with_names(dataset, beside["name"])
     if "id" in beside:

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
@@ -38,16 +38,6 @@ from .labels import WHOLE, Labels, Rows, errors_of, labels_note, labels_of, plai
 # Matrices -----------------------------------------------------------------------------------------
 
 
-class Matrix(Protocol):
-    """Rows of numbers: indexed by a slice with step 1 or by an array of positions, in any order."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> np.dtype[Any]: ...
-    def __getitem__(self, rows: Any) -> Any: ...
-
-
 @dataclass(frozen=True)
 class LazyArray:
     """An array of known shape, which ``load`` returns when it is read."""
@@ -58,6 +48,37 @@ class LazyArray:
 
     def __getitem__(self, rows: Any) -> NDArray[Any]:
         return self.load()[rows]
+
+
+class JoinedMatrix:
+    """Concatenated rows of several matrices, read as float32.
+
+    Raises DataError: they are not matrices of one width; ``names`` are theirs.
+    """
+
+    def __init__(self, matrices: Sequence[Any], names: Sequence[object]) -> None:
+        for matrix, name in zip(matrices, names, strict=True):
+            if len(matrix.shape) != 2 or matrix.shape[1] != matrices[0].shape[1]:
+                raise DataError(
+                    f"{names[0]} is {list(matrices[0].shape)}, {name} {list(matrix.shape)}"
+                    f": rows of one width are needed"
+                )
+        self._matrices, self.dtype = matrices, np.dtype(np.float32)
+        self._starts = np.cumsum([0, *(matrix.shape[0] for matrix in matrices)])
+        self.shape = (int(self._starts[-1]), matrices[0].shape[1])
+
+    def __getitem__(self, rows: Rows) -> NDArray[np.float32]:
+        numbers = row_numbers(rows, self.shape[0])
+        matrix_of = np.searchsorted(self._starts, numbers, side="right") - 1
+        out = np.empty((len(numbers), self.shape[1]), np.float32)
+        for i in np.unique(matrix_of).tolist():
+            mask = matrix_of == i
+            out[mask] = self._matrices[i][numbers[mask] - self._starts[i]]
+        return out
+
+
+Matrix = NDArray[Any] | LazyArray | Hdf5Array | JoinedMatrix
+"""Rows of numbers: indexed by a slice with step 1 or by an array of positions, in any order."""
 
 
 def npy_array(path: Path) -> Matrix:
@@ -85,33 +106,6 @@ def npz_arrays(path: Path) -> dict[str, Matrix]:
             name = member.removesuffix(".npy")
             arrays[name] = LazyArray(shape, dtype, functools.partial(load, name))
     return arrays
-
-
-class JoinedMatrix:
-    """Concatenated rows of several matrices, read as float32.
-
-    Raises DataError: they are not matrices of one width; ``names`` are theirs.
-    """
-
-    def __init__(self, matrices: Sequence[Matrix], names: Sequence[object]) -> None:
-        for matrix, name in zip(matrices, names, strict=True):
-            if len(matrix.shape) != 2 or matrix.shape[1] != matrices[0].shape[1]:
-                raise DataError(
-                    f"{names[0]} is {list(matrices[0].shape)}, {name} {list(matrix.shape)}"
-                    f": rows of one width are needed"
-                )
-        self._matrices, self.dtype = matrices, np.dtype(np.float32)
-        self._starts = np.cumsum([0, *(matrix.shape[0] for matrix in matrices)])
-        self.shape = (int(self._starts[-1]), matrices[0].shape[1])
-
-    def __getitem__(self, rows: Rows) -> NDArray[np.float32]:
-        numbers = row_numbers(rows, self.shape[0])
-        matrix_of = np.searchsorted(self._starts, numbers, side="right") - 1
-        out = np.empty((len(numbers), self.shape[1]), np.float32)
-        for i in np.unique(matrix_of).tolist():
-            mask = matrix_of == i
-            out[mask] = self._matrices[i][numbers[mask] - self._starts[i]]
-        return out
 
 
 # Names of columns, and forms of files -------------------------------------------------------------
@@ -587,7 +581,7 @@ def read_ids(ids: Any, source_name: str = "ids") -> NDArray[np.int64]:
     path = Path(ids).expanduser()
     with errors_of(source_name):
         if path.suffix == ".npy":
-            return whole_numbers(npy_array(path)[...], str(path))
+            return whole_numbers(npy_array(path)[:], str(path))
         lines = read_text(path, "a list of ids, one whole number per line").splitlines()
         words = [word for line in lines for word in line.partition("#")[0].split()]
         return whole_numbers(words, str(path))
