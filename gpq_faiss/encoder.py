@@ -129,7 +129,9 @@ class Embedder(ABC):
             )
             raise MismatchError(f"{self.source} {mismatch}: give features from the same extractor")
         message = (
-            scale_warning(self.scale, typical_scale(dataset), len(dataset)) if self.scale else None
+            scale_warning(self.scale, typical_scale(dataset), len(dataset))
+            if self.scale and isinstance(dataset, FeatureDataset)
+            else None
         )
         if message is not None and message not in dataset.notes:
             dataset.notes.append(message)

@@ -85,10 +85,10 @@ def decode_image(
         if not isinstance(source, Image.Image):
             data = source if isinstance(source, bytes | bytearray) else Path(source).read_bytes()
             source = Image.open(io.BytesIO(data), formats=_FORMATS)
-        width, height = source.size
-        if min(width, height) < 2 or width * height > max_pixels:  # 1 x 1: of failed downloads
-            raise ValueError(
-                f"{width} x {height} pixels: at least 2 x 2 and at most {max_pixels:,} are allowed"
+        if min(source.size) < 2 or source.width * source.height > max_pixels:
+            raise ValueError(  # one pixel is the placeholder of a failed download
+                f"{source.width} x {source.height} pixels: at least 2 x 2 and at most "
+                f"{max_pixels:,} are allowed"
             )
         source.load()
         return _to_rgb(source)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ..config import Config, preset, to_dict, validate
-from ..data.base import Dataset, typical_scale
+from ..data.base import Dataset, FeatureDataset, typical_scale
 from ..data.open import open_data
 from ..data.protocols import Split, make_split
 from ..errors import DataError, OutputExistsError, UsageError
@@ -201,7 +201,7 @@ def _describe(trained: Training, dataset: Dataset, split: Split) -> dict[str, An
             "name": dataset.name,
             "fingerprint": dataset.fingerprint,
             "notes": dataset.notes,
-            "scale": typical_scale(dataset),
+            "scale": typical_scale(dataset) if isinstance(dataset, FeatureDataset) else {},
         },
         "split": {"protocol": split.name, "seed": split.seed, "hash": split.hash},
         "class_names": list(labels.class_names),
