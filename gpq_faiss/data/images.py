@@ -200,5 +200,7 @@ def to_vectors(values: Any, width: int) -> NDArray[np.float32]:
     DataError: not numbers, or of another width.
     """
     array = as_array(values, "items to embed")
-    vectors = checks.check_vectors(np.atleast_2d(array), width, name="items to embed", finite=False)
-    return np.require(vectors, requirements="W")  # as torch requires
+    return np.require(  # writeable, as torch requires
+        checks.check_vectors(np.atleast_2d(array), width, name="items to embed", finite=False),
+        requirements="W",
+    )

@@ -270,8 +270,9 @@ def labels_of(values: Any, source: str) -> Labels:
         if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
             if values.ndim < 2 or values.shape[1] == 1:
                 return Labels.from_ids(values.reshape(-1))
-            unlabelled = np.isnan(values).all(axis=1, keepdims=True)
-            return Labels.from_multihot(np.where(unlabelled, 0, values))
+            return Labels.from_multihot(
+                np.where(np.isnan(values).all(axis=1, keepdims=True), 0, values)
+            )
         numbers: dict[tuple[str, ...], int] = {}
         values = values.tolist() if hasattr(values, "tolist") else values
         rows = [numbers.setdefault(_texts(value), len(numbers)) for value in values]

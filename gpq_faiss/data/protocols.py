@@ -235,12 +235,12 @@ def make_split(
             if protocol == "2":
                 database, training = has_label & (hidden == first), training & first
             visible = labels.masked(training).over(names)
-        elif protocol == "1":
-            free = has_label.copy()
-            if spec != "all" and not _SPEC.fullmatch(spec):
-                free[read_rows(spec, ids, "--labelled", has_label)] = False
-            query[_choose(labels, free, queries, seed, _QUERY, ids)] = True
-        if not has_unseen:
+        else:
+            if protocol == "1":
+                free = has_label.copy()
+                if spec != "all" and not _SPEC.fullmatch(spec):
+                    free[read_rows(spec, ids, "--labelled", has_label)] = False
+                query[_choose(labels, free, queries, seed, _QUERY, ids)] = True
             database = training = has_label & ~query
         if protocol != "none" and not query.any():
             raise DataError(
