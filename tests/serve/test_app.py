@@ -19,7 +19,7 @@ from gpq_faiss.serve.service import Service
 
 DIGITS = digits()
 IDS = np.arange(len(DIGITS))
-CLASSES = DIGITS.labels.class_ids()
+CLASSES = DIGITS.labels.dense().argmax(axis=1)
 VECTOR = [1.0] * 72
 JSON = {"content-type": "application/json"}
 

@@ -61,7 +61,7 @@ def test_a_wrong_option_is_one_line(built, options, code, message):
 
 
 LIMITS = [
-    ("max_upload = 'much'", "max_upload 'much'"),
+    ("max_upload = 'much'", "max_upload = 'much': could not parse"),
     ("max_k = 0", "max_k = 0: Input should be greater than or equal to 1"),
     ("max_q = 1", "max_q = 1: Extra inputs are not permitted"),
     ("max_k = '9'", "serve.toml: max_k = '9': Input should be a valid integer"),

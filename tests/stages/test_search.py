@@ -30,8 +30,7 @@ def folder(tmp_path_factory):
         ids=rng.permutation(N) * 3,
         names=np.array([f"{i}.jpg" for i in range(N)]),
         title=np.array([f"Title {i}" for i in range(N)]),
-        labels=np.arange(N) % 2,
-        class_names=np.array(["cat", "dog"]),
+        labels=np.array(["cat", "dog"] * N)[:N],
     )
     np.save(folder / "queries.npy", rng.standard_normal((Q, 20)).astype(np.float32))
     data = gpq.open_data(f"features:{folder}/x.npz", keep="title")
