@@ -23,7 +23,6 @@ from torch import Tensor
 from ..config import Config
 from ..data.base import Dataset
 from ..losses.classification import Variant, shares, subspace_classification, subspace_entropy
-from ..losses.extra import ExtraLosses
 from ..losses.npair import npair, triplet
 from ..nn.backbones import Backbone, build_extractor, input_description
 from ..nn.quantizer import (
@@ -50,7 +49,6 @@ class GPQ(CodeMethod):
         self.backbone = backbone
         self.codewords = Codebooks(q.codebooks, q.codewords, q.subdim, generator=generator)
         self.classifier = Codebooks(q.codebooks, C, q.subdim, generator=generator)
-        self.extra_losses = ExtraLosses(config.loss.extra, config.training.seed)
 
     def codebooks(self) -> Tensor:
         """z', float [M, K, d], unit-norm: the codebooks in training, encoding and export."""
@@ -85,8 +83,7 @@ class GPQ(CodeMethod):
             unlabelled = intra_normalize(reverse_gradient(raw[n:]), self.M)
             kind = "code" if method == "gpq-authors" else "paper"
             parts["entropy"] = subspace_entropy(unlabelled, W, beta, kind)
-        losses = weighted(parts, classification=loss.lambda1, entropy=-loss.lambda2)
-        return self.extra_losses.add(losses, raw, batch.y)
+        return weighted(parts, classification=loss.lambda1, entropy=-loss.lambda2)
 
 
 def build_network(config: Config, input_: Mapping[str, Any], n_classes: int) -> CodeMethod:

@@ -8,7 +8,7 @@ indexing can read them without torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +61,7 @@ def save_model(
     Raises:
         DataError: the folder cannot be written.
     """
-    state = {
-        f"network.{name}": value
-        for name, value in network.state_dict().items()
-        if "extra_losses." not in name  # which only a training needs
-    }
+    state = {f"network.{name}": value for name, value in network.state_dict().items()}
     codebooks = network.coder().codebooks
     state["codebooks"] = torch.from_numpy(codebooks)
     determined = {
@@ -104,11 +100,9 @@ def _rebuilt(
         raise MismatchError(
             f"{folder} has the backbone '{name}' of {origin}, which is not installed: install it"
         )
-    # The folder has the weights, and only a training has losses: download nothing, and need no
-    # package of these.
+    # The folder has the weights: download nothing.
     network = {**description["config"]["network"], "weights": "none"}
     config = from_dict({**description["config"], "network": network})
-    config = replace(config, loss=replace(config.loss, extra={}))
     built = build_network(config, description["input"], len(description["class_names"]))
     built.load_state_dict(weights)
     return built.eval()
