@@ -66,7 +66,7 @@ class Plugin:
             ) from error
 
     def error(self, problem: str) -> UsageError:
-        """Return an error such as ``"the backbone 'b' of mypackage 1.0 cannot be loaded (...)"``."""
+        """Return an error such as ``"the method 'b' of mypackage 1.0 cannot be loaded (...)"``."""
         return UsageError(f"the {_SINGULAR[self.kind]} '{self.name}' of {self.origin} {problem}")
 
 
