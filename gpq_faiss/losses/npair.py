@@ -54,7 +54,13 @@ def triplet(x: Tensor, q: Tensor, labels: Tensor) -> Tensor:
     # `below` negatives are less similar than the positive; with none, entry 0 is the least similar.
     chosen = ordered.gather(1, (below - 1).clamp_min(0))
     loss = (MARGIN + chosen - similarity).relu()
-    return loss.masked_fill(~used, 0).sum() / used.sum().clamp_min(1)
+    return masked_mean(loss, used)
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean of the finite values where the mask, of the same shape, is true; 0 without
+    any."""
+    return (values * mask).sum() / mask.sum().clamp_min(1)
 
 
 def _similarity(x: Tensor, q: Tensor) -> Tensor:

@@ -41,9 +41,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import DataError
-from ..losses.npair import label_pairs
-from ..nn.backbones import make_head
+from ..losses.npair import label_pairs, masked_mean
+from ..nn.backbones import Backbone, make_head
 from .baseline import Baseline, squared_distances, start_small
 from .kmeans import kmeans
 from .trainable import TrainingBatch, weighted
@@ -71,13 +70,7 @@ class BipartiteGraph(nn.Module):
 
     @torch.no_grad()
     def fit(self, sample: Tensor, seed: int) -> None:
-        """Fit the graph to a sample float [n, W]. Raises DataError: fewer items than anchors per
-        item."""
-        if len(sample) < self.nearest:
-            raise DataError(
-                f"bgdh links items to {self.nearest} anchors: {len(sample)} training items are "
-                "too few"
-            )
+        """Fit the graph to a sample float [n, W]."""
         used = min(len(self.anchors), len(sample))
         self.used.fill_(used)
         self.anchors[:used].copy_(
@@ -101,17 +94,14 @@ class BipartiteGraph(nn.Module):
         return near, (-d / self.bandwidth).softmax(dim=1)
 
     @torch.no_grad()
-    def walk(self, x: Tensor, longest: int, generator: torch.Generator) -> Tensor:
-        """A context for every item float [n, W]: the anchor reached by a walk with 1 to ``longest``
-        visits, int64 [n], on the CPU."""
+    def walk(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        """A context for every item float [n, W]: the first or the second anchor of a random walk,
+        int64 [n], on the CPU."""
         near, weight = (t.cpu() for t in self.joined(x))
-        anchor = near.gather(1, torch.multinomial(weight, 1, generator=generator))[:, 0]
-        visits = torch.randint(longest, anchor.shape, generator=generator)
-        steps = self.steps.cpu()
-        for visit in range(1, longest):
-            following = torch.multinomial(steps[anchor], 1, generator=generator)[:, 0]
-            anchor = torch.where(visit <= visits, following, anchor)
-        return anchor
+        first = near.gather(1, torch.multinomial(weight, 1, generator=generator))[:, 0]
+        goes_on = torch.randint(2, first.shape, generator=generator) > 0
+        second = torch.multinomial(self.steps.cpu()[first], 1, generator=generator)[:, 0]
+        return torch.where(goes_on, second, first)
 
 
 def pairwise_likelihood(u: Tensor, labels: Tensor) -> Tensor:
@@ -120,10 +110,9 @@ def pairwise_likelihood(u: Tensor, labels: Tensor) -> Tensor:
     2, i != j."""
     positive, negative = label_pairs(labels, u)
     theta = u @ u.T / 2
-    means = []
-    for sign, kind in ((-1, positive), (1, negative)):
-        means.append(F.softplus(sign * theta).masked_fill(~kind, 0).sum() / kind.sum().clamp_min(1))
-    return (means[0] + means[1]) / 2
+    return (
+        masked_mean(F.softplus(-theta), positive) + masked_mean(F.softplus(theta), negative)
+    ) / 2
 
 
 def context_loss(e: Tensor, contexts: Tensor, right: Tensor, wrong: Tensor) -> Tensor:
@@ -143,8 +132,8 @@ class BGDH(Baseline):
     """λ of the graph term, and η."""
     nearest = 5
     """s, anchors per item."""
-    longest, wrong = 2, 5
-    """Maximum anchor visits of a walk; random contexts per context reached by a walk."""
+    wrong = 5
+    """Random contexts per context reached by a walk."""
 
     def build(self) -> None:
         backbone = self.extractor
@@ -152,14 +141,13 @@ class BGDH(Baseline):
         self.hidden = make_head(EMBEDDING, EMBEDDING, self.draws)
         self.hash = nn.Linear(deep + EMBEDDING, self.bits)
         start_small(self.hash, self.draws)
-        self.graph_start = 1 / 3 if self.config.network.weights == "none" else 0.0
         # What the graph sees: the input, or a frozen copy, as features of the network in training
         # would drift away from the anchors.
-        self.view = (
-            copy.deepcopy(backbone).requires_grad_(False)
-            if backbone.spec.kind == "images"
-            else None
-        )
+        self.view, self.graph_start = backbone.input, 0.0
+        if backbone.spec.kind == "images":
+            self.view = copy.deepcopy(backbone).requires_grad_(False)
+            self.view.head = nn.Identity()
+            self.graph_start = 1 / 3 if self.config.network.weights == "none" else 0.0
         anchors = max(self.nearest, min(500, self.items // 10))
         self.graph = BipartiteGraph(anchors, backbone.spec.in_width or deep, self.nearest)
         self.contexts = nn.Parameter(
@@ -179,20 +167,17 @@ class BGDH(Baseline):
     @torch.no_grad()
     def before_step(self, step: int, steps: int, sample: Callable[[int], Iterator[Tensor]]) -> None:
         """Build the graph, when it is due, from 20 training items per possible anchor."""
-        start = int(self.graph_start * steps) if self.view is not None else 0
-        if step < start or int(self.graph.used):
+        if step < int(self.graph_start * steps) or int(self.graph.used):
             return
-        if self.view is not None:
-            self.view.load_state_dict(self.extractor.state_dict())
+        if isinstance(self.view, Backbone):
+            self.view.load_state_dict(self.extractor.state_dict(), strict=False)
         self.graph.fit(
             torch.cat([self.seen(x) for x in sample(20 * len(self.graph.anchors))]), self.seed
         )
 
     @torch.no_grad()
     def seen(self, x: Tensor) -> Tensor:
-        if self.view is None:
-            return cast(Tensor, self.extractor.input(x))
-        return self.view.eval().trunk_features(self.view.input(x)).float()
+        return cast(Tensor, self.view.eval()(x)).float()
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         x = batch.x
@@ -203,7 +188,7 @@ class BGDH(Baseline):
             "quantisation": (labelled - torch.where(labelled > 0, 1.0, -1.0)).square().mean(),
         }
         if used := int(self.graph.used):
-            right = self.graph.walk(self.seen(x), self.longest, batch.generator)
+            right = self.graph.walk(self.seen(x), batch.generator)
             wrong = torch.randint(used, (len(x), self.wrong), generator=batch.generator)
             parts["graph"] = context_loss(e, self.contexts, right.to(e.device), wrong.to(e.device))
         return weighted(parts, quantisation=self.quantisation, graph=self.weight)

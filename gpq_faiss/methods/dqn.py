@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..losses.npair import multihot
+from ..losses.npair import masked_mean, multihot
 from .baseline import Alternating
 from .coders import Floats, ProductCoder
 from .kmeans import fit_codebooks
@@ -37,12 +37,10 @@ PER_CODEWORD = 256
 def pairwise_cosine(z: Tensor, labels: Tensor) -> Tensor:
     """Mean of (s_ij - cos(z_i, z_j))² over pairs of labelled rows of vectors float [B, D] with
     multi-hot labels [B, C]; 0 without."""
-    y = multihot(labels, z)
-    labelled = y.any(dim=1).to(z.dtype)
-    unit = F.normalize(z, dim=1)
+    y, unit = multihot(labels, z), F.normalize(z, dim=1)
+    labelled = y.any(dim=1)
     target = 2 * (y @ y.T > 0).to(z.dtype) - 1
-    pairs = labelled[:, None] * labelled[None, :]
-    return ((target - unit @ unit.T).square() * pairs).sum() / pairs.sum().clamp_min(1)
+    return masked_mean((target - unit @ unit.T).square(), labelled[:, None] & labelled)
 
 
 class DQN(Alternating):

@@ -35,6 +35,7 @@ from torch import Tensor, nn
 
 from ..codes.bits import bits_per_code, pack_codes
 from ..codes.checks import check_codebooks
+from ..data.reader import Reader
 from ..losses.npair import label_pairs
 from .baseline import Alternating, triplet_margin
 from .coders import Coder, Codes, Floats
@@ -69,7 +70,7 @@ def iterated_conditional_modes(x: Floats, C: Floats, sweeps: int = 10) -> NDArra
     of ||x - Σ_m C[m, b_m]||².
 
     Each b_m in turn is set to its best value with the others fixed. The first sweep starts from
-    zero, which is residual quantisation; at most ``sweeps`` follow, until nothing changes.
+    zero, which is residual quantisation; ``sweeps`` follow.
     """
     half = 0.5 * np.einsum("mkd,mkd->mk", C, C)
     codes = np.zeros((len(x), len(C)), np.uint8)
@@ -77,14 +78,11 @@ def iterated_conditional_modes(x: Floats, C: Floats, sweeps: int = 10) -> NDArra
         rows, chosen = np.asarray(x[i : i + _BLOCK], np.float32), codes[i : i + _BLOCK]
         total = np.zeros_like(rows)  # of the chosen codewords
         for sweep in range(1 + sweeps):
-            before = chosen.copy()
             for m, words in enumerate(C):
                 if sweep:
                     total -= words[chosen[:, m]]
                 chosen[:, m] = ((rows - total) @ words.T - half[m]).argmax(axis=1)
                 total += words[chosen[:, m]]
-            if sweep and np.array_equal(chosen, before):
-                break
     return codes
 
 
@@ -133,10 +131,8 @@ class AdditiveCoder(Coder):
         return pack_codes(iterated_conditional_modes(x, self.codebooks), self.K)
 
     def _tables(self, x: Floats) -> Floats:
-        tables: Floats = (x @ self.codebooks.reshape(-1, self.width).T).reshape(
-            len(x), self.M, self.K
-        )
-        return tables
+        words = self.codebooks.reshape(-1, self.width)
+        return np.asarray(x @ words.T).reshape(len(x), self.M, self.K)
 
 
 class DTQ(Alternating):
@@ -155,9 +151,11 @@ class DTQ(Alternating):
     def first(self, draws: torch.Generator) -> Tensor:
         return torch.randn(self.M, self.K, WIDTH, generator=draws) / math.sqrt(self.M)
 
-    def allocate(self, items: int) -> None:
-        super().allocate(items)
-        self.codes = nn.Buffer(torch.zeros(items, self.M, dtype=torch.uint8))
+    def fit_labels(
+        self, reader: Reader, rows: NDArray[np.int64], y: Floats, unlabelled: NDArray[np.int64]
+    ) -> None:
+        super().fit_labels(reader, rows, y, unlabelled)
+        self.codes = nn.Buffer(torch.zeros(len(rows), self.M, dtype=torch.uint8))
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         z = self.outputs(batch, amp)

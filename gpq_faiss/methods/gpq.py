@@ -14,7 +14,6 @@ where that differs from the paper (preset ``authors``).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -27,14 +26,13 @@ from ..losses.npair import npair, triplet
 from ..nn.backbones import Backbone, build_extractor, input_description
 from ..nn.quantizer import (
     Codebooks,
-    at_least_float32,
     intra_normalize,
     reexpress,
     reverse_gradient,
     soft_assign,
 )
 from .posterior import PosteriorCodes
-from .trainable import CodeMethod, TrainingBatch, weighted
+from .trainable import CodeMethod, TrainingBatch, run_network, weighted
 
 
 class GPQ(CodeMethod):
@@ -55,10 +53,7 @@ class GPQ(CodeMethod):
         return reexpress(self.codewords.raw, self.classifier.raw, self.config.alpha)
 
     def raw(self, x: Tensor, *, queries: bool = False, amp: bool = False) -> Tensor:
-        # No more than the backbone: cosines times α = 20 need more than eight bits. An exported
-        # graph has no such region.
-        with torch.autocast(x.device.type, dtype=torch.bfloat16) if amp else nullcontext():
-            return at_least_float32(self.backbone(x))
+        return run_network(self.backbone, x, amp)
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """Loss terms with non-zero weight and their sum."""

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..losses.npair import label_pairs
+from ..losses.npair import label_pairs, masked_mean
 from ..nn.quantizer import Codebooks, intra_normalize, subspace_cosine
 from .baseline import Baseline
 from .coders import ProductCoder
@@ -40,7 +40,7 @@ def asymmetric_triplets(x: Tensor, q: Tensor, labels: Tensor, *, scale: float = 
     positive, negative = label_pairs(labels, x)
     anchor, positive_row = positive.nonzero(as_tuple=True)
     loss = (similarity[anchor] - similarity[anchor, positive_row][:, None]).sigmoid()
-    return (loss * negative[anchor]).sum() / negative[anchor].sum().clamp_min(1)
+    return masked_mean(loss, negative[anchor])
 
 
 def soft_quantise(x: Tensor, Z: Tensor, alpha: float) -> Tensor:

@@ -167,7 +167,7 @@ def _open_compared(
             continue
         if not Path(entry).is_dir():
             raise UsageError(
-                f"--compare {entry}: neither the folder of a model nor a method that is fitted here: "
+                f"--compare {entry}: neither the folder of a model nor a method fitted here: "
                 f"choose from {', '.join(ARRAY_METHODS)} (gpq experiment run trains the others)"
             )
         encoder = Encoder.load(entry, device)
