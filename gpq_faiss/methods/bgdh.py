@@ -143,7 +143,8 @@ class BGDH(Baseline):
         start_small(self.hash, self.draws)
         # What the graph sees: the input, or a frozen copy, as features of the network in training
         # would drift away from the anchors.
-        self.view, self.graph_start = backbone.input, 0.0
+        self.view: nn.Module = backbone.input
+        self.graph_start = 0.0
         if backbone.spec.kind == "images":
             self.view = copy.deepcopy(backbone).requires_grad_(False)
             self.view.head = nn.Identity()

@@ -78,10 +78,11 @@ class FaissCodec(Coder):
         self._index, self._codec, self._transforms = index, index, list[Any]()
         if isinstance(index, faiss.IndexPreTransform):
             self._codec = faiss.downcast_index(index.index)
-            self._transforms = [index.chain.at(i) for i in range(index.chain.size())]
+            chain: Any = index.chain
+            self._transforms = [chain.at(i) for i in range(chain.size())]
         codec = self._codec
         if isinstance(codec, faiss.IndexPQ):
-            codec.do_polysemous_training = False  # which only orders the codewords
+            self._codec.do_polysemous_training = False  # which only orders the codewords
             use_all_rows(codec.pq, self.seed)
         elif isinstance(codec, faiss.IndexResidualQuantizer):
             codec.rq.cp.seed = self.seed + 1

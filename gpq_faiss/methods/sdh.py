@@ -39,7 +39,6 @@ Doubles = NDArray[np.float64]
 
 _ANCHORS, _ITERATIONS = 2000, 5
 _LAMBDA, _NU, _RIDGE = 1.0, 1e-5, 1e-3
-_BLOCK_ROWS = 4096  # of kernels per block
 _SWEEPS = 10  # over all bits per iteration
 
 
@@ -80,11 +79,8 @@ class SDH(BinaryMethod):
         self._P = solver @ codes
 
     def _project(self, x: Floats) -> Floats:
-        out = np.empty((len(x), self.bits), np.float32)
-        for i in range(0, len(x), _BLOCK_ROWS):
-            block = squared_distances(x[i : i + _BLOCK_ROWS], self._anchors)
-            out[i : i + _BLOCK_ROWS] = (np.exp(block / -self._sigma) - self._mean) @ self._P
-        return out
+        kernels = np.exp(squared_distances(x, self._anchors) / -self._sigma)
+        return ((kernels - self._mean) @ self._P).astype(np.float32)
 
 
 def squared_distances(x: Floats, anchors: Floats) -> Doubles:

@@ -24,7 +24,6 @@ from .leave_one_out import leave_one_out
 
 _RATE, _DECAY = 1e-3, 1e-2  # learning rate and weight decay
 _DROPOUT, _INPUT_DROPOUT = 0.5, 0.2
-_ENCODE_ROWS = 4096  # fixed, so that probabilities do not depend on the number of vectors
 
 
 class FloatFeatures(Coder):
@@ -100,7 +99,7 @@ class Classifier(FloatFeatures):
             if len(order) < batch:
                 order = torch.randperm(len(x))
             rows, order = order[:batch], order[batch:]
-            noisy = x[rows] + noise * torch.randn(batch, x.shape[1]) if noise else x[rows]
+            noisy = x[rows] + noise * torch.randn(batch, x.shape[1])
             loss = nn.functional.cross_entropy(net(noisy), y[rows])
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -113,12 +112,8 @@ class Classifier(FloatFeatures):
 
     @torch.inference_mode()
     def _stored(self, x: Floats) -> Floats:
-        out = np.empty((len(x), self.code_size // 4), np.float32)
-        for i in range(0, len(x), _ENCODE_ROWS):
-            block = self._standardised(x[i : i + _ENCODE_ROWS])
-            probabilities = torch.stack([net(block).softmax(dim=1) for net in self._nets])
-            out[i : i + _ENCODE_ROWS] = probabilities.mean(dim=0)
-        return out
+        inputs = self._standardised(x)
+        return torch.stack([net(inputs).softmax(dim=1) for net in self._nets]).mean(dim=0).numpy()
 
 
 class SixClassifiers(Classifier):
