@@ -115,14 +115,6 @@ def pairwise_likelihood(u: Tensor, labels: Tensor) -> Tensor:
     ) / 2
 
 
-def context_loss(e: Tensor, contexts: Tensor, right: Tensor, wrong: Tensor) -> Tensor:
-    """Mean of -log σ(γ w_c·e_i), a scalar, for e float [n, E] and contexts w float [A, E]: γ = 1
-    for the right context of each item, int64 [n], -1 for its wrong ones, int64 [n, R]."""
-    chosen = contexts[torch.cat([right[:, None], wrong], dim=1)]
-    scores = torch.einsum("nre,ne->nr", chosen, e)
-    return -(F.logsigmoid(scores[:, 0]).sum() + F.logsigmoid(-scores[:, 1:]).sum()) / scores.numel()
-
-
 class BGDH(Baseline):
     """See the module docstring. The embedding is the extractor's output; the sign of the hash
     layer's output u is the code."""
@@ -189,7 +181,11 @@ class BGDH(Baseline):
             "quantisation": (labelled - torch.where(labelled > 0, 1.0, -1.0)).square().mean(),
         }
         if used := int(self.graph.used):
-            right = self.graph.walk(self.seen(x), batch.generator)
+            # The first context is reached by a walk, the others are random.
+            right = self.graph.walk(self.seen(x), batch.generator)[:, None]
             wrong = torch.randint(used, (len(x), self.wrong), generator=batch.generator)
-            parts["graph"] = context_loss(e, self.contexts, right.to(e.device), wrong.to(e.device))
+            contexts = self.contexts[torch.cat([right, wrong], dim=1).to(e.device)]
+            scores = torch.einsum("nre,ne->nr", contexts, e)
+            likelihood = F.logsigmoid(scores[:, 0]).sum() + F.logsigmoid(-scores[:, 1:]).sum()
+            parts["graph"] = -likelihood / scores.numel()
         return weighted(parts, quantisation=self.quantisation, graph=self.weight)

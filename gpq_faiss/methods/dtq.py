@@ -45,7 +45,6 @@ from .trainable import TrainingBatch, weighted
 
 WIDTH = 64
 """D of the authors' experiments, for all code lengths."""
-_BLOCK = 4096  # rows; fixed, so that a code hardly depends on the batch
 
 
 def group_hard_triplets(
@@ -74,15 +73,13 @@ def iterated_conditional_modes(x: Floats, C: Floats, sweeps: int = 10) -> NDArra
     """
     half = 0.5 * np.einsum("mkd,mkd->mk", C, C)
     codes = np.zeros((len(x), len(C)), np.uint8)
-    for i in range(0, len(x), _BLOCK):
-        rows, chosen = np.asarray(x[i : i + _BLOCK], np.float32), codes[i : i + _BLOCK]
-        total = np.zeros_like(rows)  # of the chosen codewords
-        for sweep in range(1 + sweeps):
-            for m, words in enumerate(C):
-                if sweep:
-                    total -= words[chosen[:, m]]
-                chosen[:, m] = ((rows - total) @ words.T - half[m]).argmax(axis=1)
-                total += words[chosen[:, m]]
+    total = np.zeros_like(x)  # of the chosen codewords
+    for sweep in range(1 + sweeps):
+        for m, words in enumerate(C):
+            if sweep:
+                total -= words[codes[:, m]]
+            codes[:, m] = ((x - total) @ words.T - half[m]).argmax(axis=1)
+            total += words[codes[:, m]]
     return codes
 
 

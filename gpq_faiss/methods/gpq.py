@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..config import Config
 from ..data.base import Dataset
-from ..losses.classification import Variant, shares, subspace_classification, subspace_entropy
+from ..losses.classification import shares, subspace_classification, subspace_entropy
 from ..losses.npair import npair, triplet
 from ..nn.backbones import Backbone, build_extractor, input_description
 from ..nn.quantizer import (
@@ -72,12 +72,14 @@ class GPQ(CodeMethod):
         parts: dict[str, Tensor] = {pairs.__name__: pairs(labelled, quantised, batch.y)}
         if loss.lambda1:
             y = shares(batch.y, labelled)
-            kind: Variant = "paper" if method == "gpq-printed" else "code"
-            parts["classification"] = subspace_classification(labelled, W, y, beta, kind)
+            parts["classification"] = subspace_classification(
+                labelled, W, y, beta, "paper" if method == "gpq-printed" else "code"
+            )
         if loss.lambda2 and len(raw) > n:
             unlabelled = intra_normalize(reverse_gradient(raw[n:]), self.M)
-            kind = "code" if method == "gpq-authors" else "paper"
-            parts["entropy"] = subspace_entropy(unlabelled, W, beta, kind)
+            parts["entropy"] = subspace_entropy(
+                unlabelled, W, beta, "code" if method == "gpq-authors" else "paper"
+            )
         return weighted(parts, classification=loss.lambda1, entropy=-loss.lambda2)
 
 

@@ -70,9 +70,8 @@ class LOPQ(Coder):
         codebooks = fit_codebooks(residuals @ rotation.T, self.M, K, seed=self.seed)
         return rotation, ProductCoder(codebooks, "l2")
 
-    def _in_cell(self, x: Floats, c: int) -> tuple[Floats, ProductCoder]:
-        rotation, quantizer = self.cells[c]
-        return np.ascontiguousarray((x - self.centroids[c]) @ rotation.T), quantizer
+    def _in_cell(self, x: Floats, c: int) -> Floats:
+        return np.ascontiguousarray((x - self.centroids[c]) @ self.cells[c][0].T)
 
     def _cell_of(self, x: Floats) -> NDArray[np.int64]:
         return np.asarray(faiss.knn(x, self.centroids, 1)[1][:, 0])
@@ -81,18 +80,15 @@ class LOPQ(Coder):
         codes = np.empty((len(x), self.code_size), np.uint8)
         codes[:, -1] = cell = self._cell_of(x)
         for c in np.unique(cell):
-            rows = np.flatnonzero(cell == c)
-            local, quantizer = self._in_cell(x[rows], c)
-            codes[rows, :-1] = quantizer.encode(local)
+            rows, quantizer = cell == c, self.cells[c][1]
+            codes[rows, :-1] = quantizer.encode(self._in_cell(x[rows], c))
         return codes
 
     def _score(self, xq: Floats, codes: Codes) -> Floats:
-        cell = codes[:, -1]
-        scores = np.empty((len(xq), len(codes)), np.float32)
+        cell, scores = codes[:, -1], np.empty((len(xq), len(codes)), np.float32)
         for c in np.unique(cell):
-            rows = np.flatnonzero(cell == c)
-            local, quantizer = self._in_cell(xq, c)
-            scores[:, rows] = quantizer.score(local, codes[rows, :-1])
+            rows, quantizer = cell == c, self.cells[c][1]
+            scores[:, rows] = quantizer.score(self._in_cell(xq, c), codes[rows, :-1])
         return scores
 
 

@@ -76,10 +76,6 @@ class Model(ModelHeader):
 
     network: CodeMethod = field(kw_only=True)
 
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        return tuple(self.description["class_names"])
-
 
 def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
     """Load a model folder onto ``device`` (default: the CPU).

@@ -43,17 +43,6 @@ def asymmetric_triplets(x: Tensor, q: Tensor, labels: Tensor, *, scale: float = 
     return masked_mean(loss, negative[anchor])
 
 
-def soft_quantise(x: Tensor, Z: Tensor, alpha: float) -> Tensor:
-    """The soft product quantisation layer: float [B, M, d] of sub-vectors x [B, M, d], codewords Z
-    [M, K, d] of length 1.
-
-    Unlike in GPQ's soft assignment, the result is not normalised: uncertain assignments are short
-    and count less.
-    """
-    weight = (alpha * subspace_cosine(x, Z)).softmax(dim=-1)
-    return torch.einsum("bmk,mkd->bmd", weight, Z)
-
-
 class PQN(Baseline):
     """See the module docstring."""
 
@@ -71,8 +60,11 @@ class PQN(Baseline):
         return intra_normalize(raw, self.M).flatten(1)
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
-        x = intra_normalize(self.raw(batch, amp), self.M)
-        q = soft_quantise(x, self.codewords(), self.alpha)
+        x, Z = intra_normalize(self.raw(batch, amp), self.M), self.codewords()
+        weight = (self.alpha * subspace_cosine(x, Z)).softmax(dim=-1)
+        # Unlike in GPQ's soft assignment, the result is not normalised: uncertain assignments are
+        # short and count less.
+        q = torch.einsum("bmk,mkd->bmd", weight, Z)
         return {"total": asymmetric_triplets(x.flatten(1), q.flatten(1), batch.y)}
 
     @torch.no_grad()

@@ -13,20 +13,15 @@ import importlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from ..config import Config
 from ..errors import UsageError
 from ..plugins import find_plugin, plugin_names
 
 if TYPE_CHECKING:
-    from ..data.base import Dataset
     from .coders import Coder
-    from .trainable import TrainableMethod
 
-Learns = Literal["semi-supervised", "supervised", "unsupervised"]
-CodeKind = Literal["quantiser", "binary", "none"]
-Builder = Callable[["Config", "Dataset", int, int], "TrainableMethod"]
+Builder = Callable[..., Any]
 """``(config, dataset, image_size, n_classes) -> TrainableMethod``, for
 :func:`gpq_faiss.training.loop.fit`."""
 
@@ -40,9 +35,9 @@ class MethodEntry:
 
     Attributes:
         summary, citation: one line each.
-        learns: from labelled and unlabelled items, from labelled items only, or without labels.
-        code: stored form of an item: product codes, binary codes (Hamming distance, except SUBIC's
-            blocks, which use tables), or none.
+        learns: ``semi-supervised``, ``supervised`` or ``unsupervised``.
+        code: stored form of an item: ``quantiser``, ``binary`` (Hamming distance, except SUBIC's
+            blocks, which use tables), or ``none``.
         module: module name; relative to this package if it starts with a dot.
         attribute: its class, a :class:`.coders.Coder` (array methods), or the function that builds
             it, a :data:`Builder` (trained ones).
@@ -55,19 +50,14 @@ class MethodEntry:
 
     summary: str
     citation: str
-    learns: Learns
-    code: CodeKind
+    learns: str
+    code: str
     module: str
     attribute: str
     deep: bool = False
     changes: Mapping[str, Any] = field(default_factory=dict)
     departs: str = ""
     revision: int = 1
-
-    @property
-    def any_length(self) -> bool:
-        """Whether its codes have the requested number of bits (``float`` has no codes)."""
-        return self.code != "none"
 
     @property
     def convolutional(self) -> bool:

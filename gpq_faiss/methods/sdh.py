@@ -70,12 +70,11 @@ class SDH(BinaryMethod):
         solver = np.linalg.solve(gram, kernels.T)
         codes = np.where(rng.random((len(x), self.bits)) < 0.5, -1.0, 1.0)
         for _ in range(_ITERATIONS):
-            reached = kernels @ (solver @ codes)
             W = np.asarray(
                 np.linalg.solve(codes.T @ codes + _LAMBDA * np.eye(self.bits), codes.T @ y),
                 np.float64,
             )
-            codes = discrete_codes(codes, W, y @ W.T + _NU * reached)
+            codes = discrete_codes(codes, W, y @ W.T + _NU * (kernels @ (solver @ codes)))
         self._P = solver @ codes
 
     def _project(self, x: Floats) -> Floats:

@@ -112,9 +112,10 @@ class TrainableMethod(nn.Module, ABC):
 
     def optimizer(self, config: Config) -> torch.optim.Optimizer:
         """Adam, as in the paper."""
-        parameters = [p for p in self.parameters() if p.requires_grad]
         return torch.optim.Adam(
-            parameters, lr=config.training.learning_rate, betas=(config.beta1, 0.999)
+            [p for p in self.parameters() if p.requires_grad],
+            lr=config.training.learning_rate,
+            betas=(config.beta1, 0.999),
         )
 
     def before_step(self, step: int, steps: int, sample: Callable[[int], Iterator[Tensor]]) -> None:

@@ -124,7 +124,7 @@ def evaluate(
         measured[name] = Row(
             row.rank(labels, **options),
             row.neighbour_recall(neighbours),
-            row.coder.bits if compared or find_method(name).any_length else None,
+            row.coder.bits if compared or find_method(name).code != "none" else None,
             compared.fingerprint if compared else None,
         )
     run = Run(coded, labels, labels, dataset.ids, dataset.ids)
