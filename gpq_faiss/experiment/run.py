@@ -303,7 +303,7 @@ def _train_and_encode(
         reader.preload()
         coded = encode_items(
             method.coder(),
-            embed_rows(method, reader, split.query, device, queries=True),
+            *embed_rows(method, reader, split.query, device, queries=True),
             split.database,
             lambda rows: embed_rows(method, reader, rows, device),
             keep,

@@ -60,8 +60,8 @@ class Baseline(TrainableMethod):
 
     def deep(self, x: Tensor, amp: bool) -> Tensor:
         """The extractor's features of items, float32 [n, W]."""
-        extractor = self.extractor
-        return run_network(lambda x: extractor.trunk_features(extractor.input(x)), x, amp)
+        net = self.extractor
+        return run_network(lambda x: net.trunk_features(net.input(x)), x, amp)
 
     def raw(self, batch: TrainingBatch, amp: bool) -> Tensor:
         """The extractor's output for the labelled items of a batch, float32 [B, width]."""

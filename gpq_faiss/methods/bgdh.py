@@ -78,9 +78,7 @@ class BipartiteGraph(nn.Module):
         )
         d = squared_distances(sample, self.anchors[:used]).topk(self.nearest, largest=False).values
         self.bandwidth.copy_(d.mean().clamp_min(1e-12))
-        Z = sample.new_zeros(len(sample), len(self.anchors))
-        near, weight = self.joined(sample)
-        Z.scatter_(1, near, weight)
+        Z = sample.new_zeros(len(sample), len(self.anchors)).scatter(1, *self.joined(sample))
         T = Z.T @ Z
         # An anchor without items only leads to itself.
         T.diagonal()[T.sum(1) == 0] = 1

@@ -30,9 +30,6 @@ from .coders import Floats, ProductCoder
 from .kmeans import fit_codebooks
 from .trainable import TrainingBatch, weighted
 
-PER_CODEWORD = 256
-"""Items per codeword that k-means uses at most."""
-
 
 def pairwise_cosine(z: Tensor, labels: Tensor) -> Tensor:
     """Mean of (s_ij - cos(z_i, z_j))² over pairs of labelled rows of vectors float [B, D] with
@@ -72,7 +69,7 @@ class DQN(Alternating):
     def refit(self, positions: Tensor, x: Floats) -> Floats:
         """k-means from the present codebooks on."""
         start = self.codewords.cpu().numpy() if bool(self.fitted) else None
-        return fit_codebooks(x, self.M, self.K, start=start, rows=PER_CODEWORD, seed=self.seed)
+        return fit_codebooks(x, self.M, self.K, start=start, seed=self.seed)
 
     def coder(self) -> ProductCoder:
         return ProductCoder(self.codewords.cpu().numpy(), "l2")

@@ -39,7 +39,6 @@ from ..data.reader import Reader
 from ..losses.npair import label_pairs
 from .baseline import Alternating, triplet_margin
 from .coders import Coder, Codes, Floats
-from .dqn import PER_CODEWORD
 from .kmeans import fit_codebooks
 from .trainable import TrainingBatch, weighted
 
@@ -128,8 +127,8 @@ class AdditiveCoder(Coder):
         return pack_codes(iterated_conditional_modes(x, self.codebooks), self.K)
 
     def _tables(self, x: Floats) -> Floats:
-        words = self.codebooks.reshape(-1, self.width)
-        return np.asarray(x @ words.T).reshape(len(x), self.M, self.K)
+        tables = np.asarray(x @ self.codebooks.reshape(-1, self.width).T)
+        return tables.reshape(len(x), self.M, self.K)
 
 
 class DTQ(Alternating):
@@ -157,13 +156,12 @@ class DTQ(Alternating):
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         z = self.outputs(batch, amp)
         a, p, n = group_hard_triplets(z, batch.y, self.margin, batch.generator)
-        triplet = triplet_margin(z[a] - z[p], z[a] - z[n], self.margin)
-        parts = {"triplet": triplet, "triplets": z.new_tensor(float(len(a)))}
+        parts = {"triplet": triplet_margin(z[a] - z[p], z[a] - z[n], self.margin)}
         if bool(self.fitted):
             codes = self.codes[self.positions(batch)].long()
             sums = self.codewords[torch.arange(self.M, device=z.device), codes].sum(dim=1)
             parts["quantisation"] = (z - sums).square().sum(dim=1).mean()
-        return weighted(parts, triplets=0.0, quantisation=self.weight)
+        return weighted(parts, quantisation=self.weight)
 
     def refit(self, positions: Tensor, x: Floats) -> Floats:
         """Codes and codebooks in turns."""
@@ -179,7 +177,7 @@ class DTQ(Alternating):
         C = np.zeros((self.M, self.K, WIDTH), np.float32)
         residual = x.copy()
         for m in range(self.M):
-            C[m] = fit_codebooks(residual, 1, self.K, rows=PER_CODEWORD, seed=self.seed + m)[0]
+            C[m] = fit_codebooks(residual, 1, self.K, seed=self.seed + m)[0]
             residual -= C[m, iterated_conditional_modes(residual, C[m : m + 1])[:, 0]]
         return C
 

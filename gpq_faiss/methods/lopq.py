@@ -61,8 +61,10 @@ class LOPQ(Coder):
         cell = self._cell_of(x)
         residuals = x - self.centroids[cell]
         common = self._local(residuals)
-        members = [residuals[cell == c] for c in range(cells)]
-        self.cells = [self._local(rows) if len(rows) >= LEAST else common for rows in members]
+        self.cells = [
+            self._local(rows) if len(rows) >= LEAST else common
+            for rows in (residuals[cell == c] for c in range(cells))
+        ]
 
     def _local(self, residuals: Floats) -> tuple[Floats, ProductCoder]:
         width = residuals.shape[1]

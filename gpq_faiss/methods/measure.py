@@ -132,7 +132,7 @@ def fit_and_encode(  # noqa: PLR0913
         seconds = time.perf_counter() - start
         del x
         inputs = read_inputs(reader, queries)
-        coded = encode_items(coder, inputs, database, lambda rows: read_inputs(reader, rows), keep)
+        coded = encode_items(coder, *inputs, database, lambda rows: read_inputs(reader, rows), keep)
     return replace(coded, fit_seconds=seconds)
 
 
@@ -147,30 +147,27 @@ def training_rows(split: Split) -> Rows:
 
 def encode_items(
     coder: Coder,
-    queries: tuple[Floats, Rows],
+    xq: Floats,
+    query_rows: Rows,
     database: Rows,
     read: Callable[[Rows], tuple[Floats, Rows]],
     keep: Rows,
 ) -> Coded:
     """Encode the items ``database``, and keep the vectors of those in ``keep``.
 
-    ``read`` gives the vectors of the readable ones of some rows, and these rows; ``queries`` are
-    such vectors and rows of the queries.
+    ``read`` gives the vectors of the readable ones of some rows, and these rows.
     """
-    base_rows, codes = [], []
-    start = time.perf_counter()
+    parts, start = [], time.perf_counter()
     with stage("encoding", len(database)) as encoding:
         for first in range(0, len(database), _BLOCK):
             block = database[first : first + _BLOCK]
-            x, readable = read(block)
-            base_rows.append(readable)
-            codes.append(coder.encode(x))
+            x, rows = read(block)
+            parts.append((rows, coder.encode(x)))
             encoding.advance(len(block))
     seconds = time.perf_counter() - start
-    xq, query_rows = queries
-    arrays = np.concatenate(base_rows), xq, np.concatenate(codes)
+    base_rows, codes = map(np.concatenate, zip(*parts, strict=True))
     kept = read(database[np.isin(database, keep)]) if len(keep) else (xq[:0], keep)
-    return Coded(coder, query_rows, *arrays, *kept, encode_seconds=seconds)
+    return Coded(coder, query_rows, base_rows, xq, codes, *kept, encode_seconds=seconds)
 
 
 def needs_perceptron(dataset: Dataset) -> bool:

@@ -31,6 +31,7 @@ def save_tensors(
     state: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None
 ) -> None:
     """Write tensors of any device to a safetensors file."""
+    # Copies, as safetensors refuses tensors that share memory.
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}
     # Not save_file: it hides the number of the system's error, and its file is private.
     path.write_bytes(save(tensors, metadata))
@@ -103,9 +104,10 @@ def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
         # The folder has the weights: download nothing.
         config = from_dict({**settings, "network": {**settings["network"], "weights": "none"}})
         network = build_network(config, description["input"], len(description["class_names"]))
-        state = {name.removeprefix("network."): value for name, value in load(content).items()}
-        del state["codebooks"]
-        network.load_state_dict(state)
+        tensors = load(content).items()
+        network.load_state_dict(
+            {name.removeprefix("network."): t for name, t in tensors if name != "codebooks"}
+        )
     except (MismatchError, MemoryError):
         raise
     except Exception as error:  # what damage raises has no common base

@@ -152,6 +152,7 @@ METHODS: dict[str, MethodEntry] = {
         ".dtq",
         "DTQ",
         deep=True,
+        revision=2,
         departs="its codebooks start from residual k-means",
     ),
     "dqn": MethodEntry(
@@ -162,6 +163,7 @@ METHODS: dict[str, MethodEntry] = {
         ".dqn",
         "DQN",
         deep=True,
+        revision=2,
     ),
     "subic": MethodEntry(
         "structured binary code: one-hot blocks with entropy losses",
@@ -294,12 +296,10 @@ def find_method(name: str) -> MethodEntry:
             summary, "Faiss", "unsupervised", "quantiser", ".faiss_codec", "FaissCodec"
         )
     plugin = find_plugin("methods", name, METHODS)
-    if plugin is not None:
-        entry: MethodEntry = plugin.load()
-        return entry
-    if name not in METHODS:
+    if plugin is None and name not in METHODS:
         raise UsageError(f"no method '{name}': choose one of {', '.join(method_names())}")
-    return METHODS[name]
+    entry: MethodEntry = METHODS[name] if plugin is None else plugin.load()
+    return entry
 
 
 def make_method(name: str, bits: int, seed: int = 0) -> Coder:

@@ -85,10 +85,8 @@ class SDH(BinaryMethod):
 def squared_distances(x: Floats, anchors: Floats) -> Doubles:
     """Squared distances float64 [n, m] of rows float32 [n, d] and [m, d]."""
     a, b = x.astype(np.float64), anchors.astype(np.float64)
-    squares: Doubles = (
-        np.einsum("nd,nd->n", a, a)[:, None] + np.einsum("md,md->m", b, b) - 2 * (a @ b.T)
-    )
-    return squares.clip(0)
+    squares = np.einsum("nd,nd->n", a, a)[:, None] + np.einsum("md,md->m", b, b)
+    return np.asarray((squares - 2 * (a @ b.T)).clip(0))
 
 
 def discrete_codes(B: Doubles, W: Doubles, Q: Doubles, sweeps: int = _SWEEPS) -> Doubles:
@@ -102,7 +100,6 @@ def discrete_codes(B: Doubles, W: Doubles, Q: Doubles, sweeps: int = _SWEEPS) ->
     gram = W @ W.T
     for _ in range(sweeps):
         for bit in range(B.shape[1]):
-            other_bits = B @ gram[:, bit] - B[:, bit] * gram[bit, bit]
-            pull = Q[:, bit] - other_bits
+            pull = Q[:, bit] - (B @ gram[:, bit] - B[:, bit] * gram[bit, bit])
             B[:, bit] = np.where(pull > 0, 1.0, np.where(pull < 0, -1.0, B[:, bit]))
     return B

@@ -78,22 +78,16 @@ class Generator(nn.Module):
 
     def forward(self, x: Tensor, z: Tensor) -> Pair:
         if x.ndim == 2:
-            similar, dissimilar = self.layers(torch.cat([x, z], dim=1)).chunk(2, dim=1)
-            return similar, dissimilar
+            return cast(Pair, self.layers(torch.cat([x, z], dim=1)).chunk(2, dim=1))
         down1, down2, up1, up2, out = self.convolutions
         fine = F.leaky_relu(down1(x), 0.2)
         coarse = F.leaky_relu(down2(fine), 0.2)
         spread = z[:, :, None, None].expand(-1, -1, *coarse.shape[2:])
         up = F.leaky_relu(up1(torch.cat([coarse, spread], dim=1)), 0.2)
-        up = F.leaky_relu(up2(torch.cat([_enlarge(up, fine), fine], dim=1)), 0.2)
-        pixels = out(torch.cat([_enlarge(up, x), x], dim=1))
+        up = F.leaky_relu(up2(torch.cat([F.interpolate(up, fine.shape[2:]), fine], dim=1)), 0.2)
+        pixels = out(torch.cat([F.interpolate(up, x.shape[2:]), x], dim=1))
         # Normalised pixels are within about ±2.7 (ImageNet's mean and deviation).
-        similar, dissimilar = (3 * pixels.tanh()).chunk(2, dim=1)
-        return similar, dissimilar
-
-
-def _enlarge(x: Tensor, like: Tensor) -> Tensor:
-    return F.interpolate(x, size=like.shape[2:], mode="nearest")
+        return cast(Pair, (3 * pixels.tanh()).chunk(2, dim=1))
 
 
 def make_discriminator(width: int, hidden: int) -> nn.Sequential:
