@@ -134,11 +134,9 @@ class BGDH(Baseline):
         # What the graph sees: the input, or a frozen copy, as features of the network in training
         # would drift away from the anchors.
         self.view: nn.Module = backbone.input
-        self.graph_start = 0.0
         if backbone.spec.kind == "images":
             self.view = copy.deepcopy(backbone).requires_grad_(False)
             self.view.head = nn.Identity()
-            self.graph_start = 1 / 3 if self.config.network.weights == "none" else 0.0
         anchors = max(self.nearest, min(500, self.items // 10))
         self.graph = BipartiteGraph(anchors, backbone.spec.in_width or deep, self.nearest)
         self.contexts = nn.Parameter(
@@ -158,16 +156,17 @@ class BGDH(Baseline):
     @torch.no_grad()
     def before_step(self, step: int, steps: int, sample: Callable[[int], Iterator[Tensor]]) -> None:
         """Build the graph, when it is due, from 20 training items per possible anchor."""
-        if step < int(self.graph_start * steps) or int(self.graph.used):
-            return
-        if isinstance(self.view, Backbone):
-            self.view.load_state_dict(self.extractor.state_dict(), strict=False)
-        self.graph.fit(
-            torch.cat([self.seen(x) for x in sample(20 * len(self.graph.anchors))]), self.seed
-        )
+        of_images = isinstance(self.view, Backbone)
+        first = steps // 3 if of_images and self.config.network.weights == "none" else 0
+        if step >= first and not int(self.graph.used):
+            if of_images:
+                self.view.load_state_dict(self.extractor.state_dict(), strict=False)
+            items = sample(20 * len(self.graph.anchors))
+            self.graph.fit(torch.cat([self.graph_features(x) for x in items]), self.seed)
 
     @torch.no_grad()
-    def seen(self, x: Tensor) -> Tensor:
+    def graph_features(self, x: Tensor) -> Tensor:
+        """What the graph sees of items, float32 [n, W]."""
         return cast(Tensor, self.view.eval()(x)).float()
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
@@ -180,7 +179,7 @@ class BGDH(Baseline):
         }
         if used := int(self.graph.used):
             # The first context is reached by a walk, the others are random.
-            right = self.graph.walk(self.seen(x), batch.generator)[:, None]
+            right = self.graph.walk(self.graph_features(x), batch.generator)[:, None]
             wrong = torch.randint(used, (len(x), self.wrong), generator=batch.generator)
             contexts = self.contexts[torch.cat([right, wrong], dim=1).to(e.device)]
             scores = torch.einsum("nre,ne->nr", contexts, e)

@@ -93,5 +93,5 @@ class CNNH(Baseline):
         self.targets: Tensor = nn.Buffer(codes, persistent=False)
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
-        target = self.targets[self.positions(batch)]
-        return {"total": (self.raw(batch, amp).tanh() - target).square().mean()}
+        errors = self.raw(batch, amp).tanh() - self.targets[self.positions(batch)]
+        return {"total": errors.square().mean()}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -65,7 +65,7 @@ class Coded:
         [q]."""
         return self.coder.score(self.xq[queries], codes)
 
-    @cached_property
+    @functools.cached_property
     def scorer(self) -> tuple[Floats | ScoreFunction, NDArray[np.uint8]]:
         """Arguments of :func:`.rank_codes`: score tables and codeword numbers if the coder has
         tables, else a function and codes."""
@@ -90,8 +90,14 @@ class Coded:
         """
         query = labels.take(self.query_rows).packed
         items = (base or labels).take(self.base_rows).packed
-        ks = [k for k in ks if k <= len(self.base_rows)]
-        return rank_codes(*self.scorer, query, items, convention, ks=ks, threads=threads)
+        return rank_codes(
+            *self.scorer,
+            query,
+            items,
+            convention,
+            ks=[k for k in ks if k <= len(items)],
+            threads=threads,
+        )
 
     def neighbour_recall(self, neighbours: Rows | None) -> NeighbourRecall | None:
         """Compare the ranking with the neighbours of :func:`input_neighbours`, if there are any."""
@@ -131,8 +137,8 @@ def fit_and_encode(  # noqa: PLR0913
             coder.fit(x, split.training_labels(dataset.require_labels()).take(pool))
         seconds = time.perf_counter() - start
         del x
-        inputs = read_inputs(reader, queries)
-        coded = encode_items(coder, *inputs, database, lambda rows: read_inputs(reader, rows), keep)
+        read = functools.partial(read_inputs, reader)
+        coded = encode_items(coder, *read(queries), database, read, keep)
     return replace(coded, fit_seconds=seconds)
 
 
@@ -166,8 +172,8 @@ def encode_items(
             encoding.advance(len(block))
     seconds = time.perf_counter() - start
     base_rows, codes = map(np.concatenate, zip(*parts, strict=True))
-    kept = read(database[np.isin(database, keep)]) if len(keep) else (xq[:0], keep)
-    return Coded(coder, query_rows, base_rows, xq, codes, *kept, encode_seconds=seconds)
+    vectors = read(database[np.isin(database, keep)]) if len(keep) else (xq[:0], keep)
+    return Coded(coder, query_rows, base_rows, xq, codes, *vectors, encode_seconds=seconds)
 
 
 def needs_perceptron(dataset: Dataset) -> bool:
@@ -205,7 +211,6 @@ def input_neighbours(
     images; None for larger images."""
     if not needs_perceptron(dataset):
         return None
-    rows = query_rows[spaced_queries(len(query_rows))]
     with Reader(dataset, image_size) as reader, stage("neighbour recall"):
-        xq, _ = read_inputs(reader, rows)
+        xq, _ = read_inputs(reader, query_rows[spaced_queries(len(query_rows))])
         return nearest(xq, (x for x, _ in input_blocks(reader, base_rows)))

@@ -57,14 +57,14 @@ def save_model(
     with atomic_path(out, folder=True) as folder:
         path = folder / "model.safetensors"
         save_tensors(state, path)
-        determined = {
+        entries = {
             "format_version": FORMAT_VERSION,
             "asymmetric": network.asymmetric,
             "items_are_codewords": network.items_are_codewords,
             "codebooks_fingerprint": codebooks_fingerprint(codebooks),
             "model_fingerprint": fingerprint(path.read_bytes()),
         }
-        write_json(folder / "config.json", determined | description)
+        write_json(folder / "config.json", entries | description)
         for name, text in extra.items():
             (folder / name).write_text(text, encoding="utf-8")
         split.save(folder / "split.json")

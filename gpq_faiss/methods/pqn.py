@@ -50,8 +50,9 @@ class PQN(Baseline):
     """Sharpness of the soft assignment."""
 
     def build(self) -> None:
-        draws = torch.Generator().manual_seed(self.seed)
-        self.codewords = Codebooks(self.M, self.K, self.d, generator=draws)
+        self.codewords = Codebooks(
+            self.M, self.K, self.d, generator=torch.Generator().manual_seed(self.seed)
+        )
 
     def output_width(self) -> int:
         return self.M * self.d

@@ -326,5 +326,5 @@ def split_names(text: str) -> list[str]:
         >>> split_names("pq,faiss:OPQ12,PQ12x4,opq")
         ['pq', 'faiss:OPQ12,PQ12x4', 'opq']
     """
-    names = re.findall(r"faiss:[^,]*(?:,\s*[A-Z][^,]*)*|[^,\s][^,]*", text)
-    return [name.strip() for name in names]
+    pattern = r"faiss:[^,]*(?:,\s*[A-Z][^,]*)*|[^,\s][^,]*"
+    return [name.strip() for name in re.findall(pattern, text)]

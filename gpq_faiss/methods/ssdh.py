@@ -103,6 +103,6 @@ def class_pairs(y: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
     have multi-hot labels [B, C]. The first leaves out pairs of a row with itself."""
     pseudo = F.one_hot(logits.argmax(dim=1), y.shape[1]).to(y.dtype)
     same = pseudo @ torch.cat([(y > 0).to(y.dtype), pseudo]).T > 0
-    others = same.clone()
-    others[:, len(y) :].fill_diagonal_(False)
-    return others, ~same
+    partners = same.clone()
+    partners[:, len(y) :].fill_diagonal_(False)
+    return partners, ~same

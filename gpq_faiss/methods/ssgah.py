@@ -175,16 +175,17 @@ class SSGAH(Baseline):
 
         z = torch.randn(len(v), self.noise, generator=draws).to(v.device)
         synthetic: Pair = self.generator(v, z)
-        still = synthetic[0].detach(), synthetic[1].detach()
+        detached = synthetic[0].detach(), synthetic[1].detach()
         # Statistics of batch norms are of real items only.
         buffers = {name: b.clone() for name, b in self.extractor.named_buffers()}
-        parts = {"rank": rank, "synthetic": self.synthetic_ranking(h, still, buffers)}
-        parts["adversary"] = self.synthetic_ranking(
-            h.detach(), synthetic, buffers | fixed(self.extractor)
-        )
-
+        frozen = buffers | fixed(self.extractor)
+        parts = {
+            "rank": rank,
+            "synthetic": self.synthetic_ranking(h, detached, buffers),
+            "adversary": self.synthetic_ranking(h.detach(), synthetic, frozen),
+        }
         a, p, q = draw_triplets(batch.y, draws)
-        parts["discriminator"] = F.softplus(self.reality(draws, v, *still)).mean()  # -log(1 - D)
+        parts["discriminator"] = F.softplus(self.reality(draws, v, *detached)).mean()  # -log(1 - D)
         if len(a):
             logits = self.reality(draws, v[a], v[p], v[q])
             real = F.binary_cross_entropy_with_logits(logits, torch.full_like(logits, self.smooth))

@@ -27,8 +27,6 @@ from ..nn.device import full_float32, image_batch, to_input
 from ..nn.quantizer import at_least_float32, intra_normalize
 from .coders import Coder, ProductCoder
 
-_NO_ROWS = np.empty(0, np.int64)
-
 
 @dataclass(frozen=True)
 class TrainingBatch:
@@ -47,8 +45,8 @@ class TrainingBatch:
     step: int
     steps: int
     generator: torch.Generator
-    rows: NDArray[np.int64] = field(default_factory=lambda: _NO_ROWS)
-    unlabelled_rows: NDArray[np.int64] = field(default_factory=lambda: _NO_ROWS)
+    rows: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    unlabelled_rows: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 def weighted(parts: dict[str, Tensor], **weights: float) -> dict[str, Tensor]:
