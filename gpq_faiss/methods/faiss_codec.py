@@ -134,7 +134,8 @@ class FaissCodec(Coder):
         xq = self._transformed(xq)
         if not isinstance(self._codec, (faiss.IndexRaBitQ, faiss.IndexRaBitQFastScan)):
             decoded = self._codec.sa_decode(codes)
-            return 2 * dot_rows(xq, decoded) - np.einsum("nd,nd->n", decoded, decoded)
+            squares = np.einsum("nd,nd->n", decoded, decoded)
+            return np.asarray(2 * dot_rows(xq, decoded) - squares)
         index = faiss.clone_index(self._codec)
         index.add_sa_codes(codes)
         distances, ids = index.search(xq, len(codes))
