@@ -104,9 +104,12 @@ def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
         # The folder has the weights: download nothing.
         config = from_dict({**settings, "network": {**settings["network"], "weights": "none"}})
         network = build_network(config, description["input"], len(description["class_names"]))
-        tensors = load(content).items()
         network.load_state_dict(
-            {name.removeprefix("network."): t for name, t in tensors if name != "codebooks"}
+            {
+                name.removeprefix("network."): tensor
+                for name, tensor in load(content).items()
+                if name != "codebooks"
+            }
         )
     except (MismatchError, MemoryError):
         raise

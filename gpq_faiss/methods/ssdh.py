@@ -102,7 +102,7 @@ def class_pairs(y: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
     U]. The class of an unlabelled row is the most probable of its logits [U, C]; the labelled rows
     have multi-hot labels [B, C]. The first leaves out pairs of a row with itself."""
     pseudo = F.one_hot(logits.argmax(dim=1), y.shape[1]).to(y.dtype)
-    same = pseudo @ torch.cat([(y > 0).to(y.dtype), pseudo]).T > 0
-    partners = same.clone()
+    shared = pseudo @ torch.cat([(y > 0).to(y.dtype), pseudo]).T > 0
+    partners = shared.clone()
     partners[:, len(y) :].fill_diagonal_(False)
-    return partners, ~same
+    return partners, ~shared

@@ -33,10 +33,7 @@ class FloatFeatures(Coder):
     unit = True
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
-        self._store(x.shape[1])
-
-    def _store(self, numbers: int) -> None:
-        self.code_size, self.bits = 4 * numbers, 32 * numbers
+        self.code_size, self.bits = 4 * x.shape[1], 32 * x.shape[1]
 
     def _stored(self, x: Floats) -> Floats:
         """What is stored of vectors, and compared."""
@@ -73,7 +70,7 @@ class Classifier(FloatFeatures):
         # One scale for all dimensions keeps their proportions, which carry information.
         self._mean = x.mean(axis=0, dtype=np.float64).astype(np.float32)
         self._scale = float(np.sqrt(x.var(axis=0, dtype=np.float64).mean())) or 1.0
-        self._store(labels.n_classes)
+        self.code_size, self.bits = 4 * labels.n_classes, 32 * labels.n_classes
         # torch's layers draw from the global generator: seed a fork, so that the caller's state is
         # unchanged.
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
