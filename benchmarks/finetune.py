@@ -73,7 +73,6 @@ class ProbabilityCoder(FloatFeatures):
     def __init__(self, classes: int) -> None:
         super().__init__(32 * classes)
         self.width = classes
-        self._store(classes)
 
 
 class SupervisedClassifier(TrainableMethod):

@@ -1,6 +1,6 @@
 """Plugins of other packages, found by entry points.
 
-The groups are ``gpq_faiss.methods``, ``.backbones``, ``.losses`` and ``.data``. The name of an
+The groups are ``gpq_faiss.methods``, ``.backbones`` and ``.data``. The name of an
 entry point is the name that users give; its object is imported when the name is used. Built-in
 names cannot be replaced.
 """
@@ -16,11 +16,10 @@ from typing import Any, Literal
 
 from .errors import GpqError, UsageError, one_line
 
-Kind = Literal["methods", "backbones", "losses", "data"]
+Kind = Literal["methods", "backbones", "data"]
 _SINGULAR = {
     "methods": "method",
     "backbones": "backbone",
-    "losses": "loss",
     "data": "source of data",
 }
 
@@ -67,7 +66,7 @@ class Plugin:
             ) from error
 
     def error(self, problem: str) -> UsageError:
-        """Return an error such as ``"the loss 'mine' of mypackage 1.0 cannot be loaded (...)"``."""
+        """Return an error such as ``"the method 'b' of mypackage 1.0 cannot be loaded (...)"``."""
         return UsageError(f"the {_SINGULAR[self.kind]} '{self.name}' of {self.origin} {problem}")
 
 

@@ -92,7 +92,6 @@ NOT_TOML = "run.toml is not TOML"
             "network.hidden = 0: input should be greater than or equal to 1",
         ),
         ("[loss]\nlambda1 = nan", "loss.lambda1 = nan: input should be a finite number"),
-        ("[loss.extra]\nmine = -1", "loss.extra = -1: input should be greater than or equal to 0"),
         (
             "[quantizer]\ncodewords = 12",
             "quantizer.codewords = 12: input should be 4, 8, 16, 32, 64, 128 or 256",

@@ -294,7 +294,7 @@ def plan(grid: Grid, dataset: Dataset) -> tuple[list[RunSpec], dict[str, str]]:
                 left_out[name] = "its convolutional network is for images of more pixels"
                 continue
             entry.load()
-            for bits in grid.bits if entry.any_length else (0,):
+            for bits in grid.bits if entry.code != "none" else (0,):
                 if entry.deep:
                     config = method_config(grid, variation, name, perceptron=perceptron)
                     M = codebooks_for_bits(bits, config.quantizer.codewords)

@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Mapping
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from ..methods.coders import ProductCoder
 from ..methods.measure import (
     Coded,
     Rows,
-    encode_blocks,
+    encode_items,
     fit_and_encode,
     input_neighbours,
     native_image_size,
@@ -298,20 +298,17 @@ def _train_and_encode(
         identity=f"{spec.identity} {device.type}",
         options=options,
     )
-    start = time.perf_counter()
-    method, coder = fitted.method, fitted.method.coder()
+    method = fitted.method
     with Reader(dataset, fitted.reader.image_size) as reader:
         reader.preload()
-        xq, queries = embed_rows(method, reader, split.query, device, queries=True)
-        encoded = encode_blocks(
-            coder,
+        coded = encode_items(
+            method.coder(),
+            *embed_rows(method, reader, split.query, device, queries=True),
             split.database,
             lambda rows: embed_rows(method, reader, rows, device),
             keep,
         )
-    encoded["encode_seconds"] = time.perf_counter() - start  # with the time of the network
-    seconds, extra = fitted.run.seconds, {"steps": fitted.run.step}
-    return Coded(coder, queries, xq=xq, fit_seconds=seconds, extra=extra, **encoded)
+    return replace(coded, fit_seconds=fitted.run.seconds, extra={"steps": fitted.run.step})
 
 
 def top_rows(score: ScoreFunction, codes: NDArray[np.uint8], n_queries: int, k: int) -> Rows:

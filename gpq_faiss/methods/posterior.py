@@ -39,7 +39,6 @@ from torch.nn import functional
 from ..config import Config
 from ..data.reader import Reader
 from ..losses.classification import cross_entropy, shares, subspace_entropy
-from ..losses.extra import ExtraLosses
 from ..nn.additive import assign, assign_logits, product_form, query_form
 from ..nn.augment import distort
 from ..nn.backbones import MLP, Backbone, make_head
@@ -169,8 +168,6 @@ class PosteriorCodes(CodeMethod):
             if backbone.spec.kind == "images"
             else nn.Identity()
         )
-
-        self.extra_losses = ExtraLosses(config.loss.extra, config.training.seed)
         self.consistent = (
             config.network.weights != "none"
             and config.posterior.propagation > 0
@@ -518,14 +515,13 @@ class PosteriorCodes(CodeMethod):
             directions = self.directions(reverse_gradient(raw[n:]))
             parts["entropy"] = subspace_entropy(directions, self.classifier.raw, self.beta)
         share = loss.lambda1 * (pseudo_labels.weight if pseudo_labels is not None else 0)
-        losses = weighted(
+        return weighted(
             parts,
             classification=loss.lambda1,
             consistency=loss.lambda1,
             propagation=share,
             entropy=-self.entropy_weight,
         )
-        return self.extra_losses.add(losses, raw, batch.y)
 
     @torch.no_grad()
     def _confident(self, x: Tensor, amp: bool) -> Tensor:

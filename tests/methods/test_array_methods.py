@@ -25,7 +25,7 @@ from gpq_faiss.methods.sh import SH, smallest_modes
 @pytest.mark.parametrize(
     ("method", "x", "message"),
     [
-        *((kind(12), X[:15], "16") for kind in (PQ, OPQ, LOPQ)),
+        *((kind(12), X[:15], "16") for kind in (PQ, LOPQ)),
         (ITQ(21), X, "cannot output 21"),
         (SH(4), np.ones((9, 4), np.float32), "are equal"),
         (SH(4), X[:1], "are equal"),
