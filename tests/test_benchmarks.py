@@ -51,7 +51,7 @@ def test_killed_commands_end_in_equal_products_and_leave_nothing():
 
 
 def test_mutated_files_neither_crash_nor_hang():
-    outcome = run(300)
+    outcome = run(120)  # each kind of file in each way
     assert outcome.failed == []
-    assert outcome.read > 10
-    assert outcome.refused > 60
+    assert outcome.read > 4
+    assert outcome.refused > 24

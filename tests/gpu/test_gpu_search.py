@@ -54,9 +54,7 @@ def within(data, mask, min_score):
 @on_devices
 @given(
     seed=st.integers(0, 99),
-    shape=st.sampled_from(
-        [*((M, 16) for M in (1, 3, 6, 8, 12)), (4, 4), (5, 8), (3, 32), (2, 64), (50, 256)]
-    ),
+    shape=st.sampled_from([*((M, 16) for M in (1, 3, 6, 12)), (4, 4), (3, 32), (50, 256)]),
     n=st.integers(3, 1200) | st.sampled_from([2000, 3000, 5000, 20_000]),
     distinct=st.sampled_from([None, 1, 40, 3000]),
     memory=st.sampled_from([1 << 20, 1 << 26]),
@@ -107,9 +105,7 @@ def test_lists_that_cannot_hold_a_result_are_not_read(target, monkeypatch):
 
 
 @pytest.mark.skipif(torch.version.cuda is None, reason="torch without CUDA")
-@pytest.mark.parametrize(
-    ("M", "K", "d"), [(12, 16, 18), (3, 4, 12), (32, 16, 12), (16, 256, 4), (50, 256, 12)]
-)
+@pytest.mark.parametrize(("M", "K", "d"), [(12, 16, 18), (50, 256, 12)])
 def test_torch_compiles_the_kernel(M, K, d):
     """Without a GPU, for one; within 48 KiB of shared memory."""
     nvrtc = pytest.importorskip("torch.cuda._utils")._nvrtc_compile
@@ -121,7 +117,7 @@ def test_torch_compiles_the_kernel(M, K, d):
 
 @on_devices
 def test_tensors_in_tensors_out(target):
-    codes, Z, ids, xq = items(3, 8, distinct=200)
+    codes, Z, ids, xq = items(3, 6, distinct=200)
     index = Index.build(codes, Z, ids)
     exact, queries = to_gpu(index.to_faiss("fused"), target), torch.from_numpy(xq).to(target)
     D, result_ids = exact.search(queries, 30)
@@ -143,12 +139,10 @@ def test_tensors_in_tensors_out(target):
         assert same(results, within(data, mask, 1.0))
 
 
-@pytest.mark.parametrize(
-    ("memory", "k"), [(1 << 17, 1), (1 << 18, 1500), (1 << 20, 100), (1 << 23, 1500)]
-)
+@pytest.mark.parametrize(("memory", "k"), [(1 << 17, 1), (1 << 18, 1500), (1 << 20, 100)])
 @pytest.mark.parametrize("device", [KERNEL])
 def test_memory_bounds_the_blocks(target, memory, k, monkeypatch):
-    codes, Z, ids, xq = items(14, 6, n=5000, queries=100)
+    codes, Z, ids, xq = items(14, 6, n=3000, queries=100)
     source = Index.build(codes, Z, ids)
     block_sizes = []
     real = DeviceIndex._best
@@ -159,7 +153,7 @@ def test_memory_bounds_the_blocks(target, memory, k, monkeypatch):
         return real(self, queries, block, k)
 
     monkeypatch.setattr(DeviceIndex, "_best", watched)
-    allowed = np.random.default_rng(0).random(5000) < 0.4
+    allowed = np.random.default_rng(0).random(3000) < 0.4
     index = to_gpu(source, target, memory=memory)
     for allow in (None, ids[allowed]):
         block_sizes.clear()
