@@ -3,29 +3,20 @@
 The same code runs on the CPU (asked for by name) and, marked ``gpu``, on a GPU.
 """
 
-import json
-import sys
-
 import faiss
-import gpu as benchmark
 import numpy as np
 import pytest
 import torch
-from common import run_main
 from gpu_helpers import KERNEL, NO_GPU, ON_GPU, items, on_devices, placed
 from hypothesis import given
 from hypothesis import strategies as st
-from index_factory import books, padded_best, random_codes, same, score_codes
-from index_factory import queries as random_queries
+from index_factory import books, padded_best, same, score_codes
 from index_factory import within as brute_range
-from model_factory import make_model
 
-from gpq_faiss import Index, open_encoder, search
+from gpq_faiss import Index
 from gpq_faiss.codes.codebooks import inject, pad_vectors
 from gpq_faiss.codes.scores import score_tables
 from gpq_faiss.errors import DataError, DeviceError, UsageError
-from gpq_faiss.faissio.files import write_index
-from gpq_faiss.faissio.model import read_model
 from gpq_faiss.gpu import index as device_index
 from gpq_faiss.gpu.faiss_form import CODE_SIZES, to_faiss_gpu, zero_lists
 from gpq_faiss.gpu.index import DeviceIndex, to_gpu
@@ -164,16 +155,6 @@ def test_memory_bounds_the_blocks(target, memory, k, monkeypatch):
 
 
 @on_devices
-def test_an_index_on_a_device_is_a_snapshot(target):
-    codes, Z, _, xq = items(10, 6, n=300)
-    ids = np.arange(300, dtype=np.int64) * 3
-    data = codes.copy(), Z, ids.copy(), xq
-    index = to_gpu(Index.build(codes, Z, ids), target)
-    codes[:], ids[:] = 0, 7
-    assert same(index.search(xq, 30), ranking(data, np.ones(300, bool), 30))
-
-
-@on_devices
 def test_changes_are_on_the_device_too(target):
     codes, Z, ids, xq = items(10, 6, n=300)
     index = Index.build(codes[:200], Z, ids[:200]).merge(Index.build(codes[200:], Z, ids[200:]))
@@ -266,24 +247,6 @@ def test_memory_is_kept_on_a_gpu(k):
     )
 
 
-@pytest.mark.parametrize(
-    "options", [pytest.param(o, marks=ON_GPU) for o in ({"k": 3000}, {"min_score": 2.5})]
-)
-def test_stage_on_a_gpu_finds_what_the_cpu_finds(tmp_path, options):
-    model = make_model(tmp_path / "model", M=6)
-    codes = random_codes(6000, 6, distinct=3000)
-    header = read_model(model)
-    index = write_index(Index.build(codes, header.codebooks).to_faiss(), tmp_path / "x.faiss")
-    np.save(tmp_path / "queries.npy", random_queries(12, 20))
-    results = [
-        search(open_encoder(model, device), index, str(tmp_path / "queries.npy"), **options)
-        for device in ("cuda", "cpu")
-    ]
-    assert results[0].description.endswith("on cuda:0")
-    assert np.array_equal(results[0].ids, results[1].ids)
-    assert np.allclose(results[0].scores, results[1].scores, atol=1e-5)
-
-
 def test_l2_is_refused_on_a_device():
     index = Index.build(items(0, 3)[0], books(3), metric_type=faiss.METRIC_L2)
     with pytest.raises(UsageError, match="of the metric L2 is searched on the CPU"):
@@ -357,33 +320,3 @@ def test_queries_of_large_batches_are_scored_by_their_own_tables(M):
         D, result_ids = index.search(pad_vectors(xq, index.d), k)
         assert np.abs(D - expected[:, :k]).max() < 1e-4
         assert np.abs(np.take_along_axis(scores, result_ids, axis=1) - D).max() < 1e-4
-
-
-@NO_GPU
-def test_the_benchmark_runs_from_end_to_end(tmp_path, monkeypatch, capsys):
-    """Rehearsed at a small size; and without a GPU it says so in one line."""
-    out = tmp_path / "gpu.json"
-
-    def run(*options):
-        small = "--codes random --items 1500 --batches 1,3 -k 5"
-        monkeypatch.setattr(sys, "argv", ["gpu.py", *small.split(), "--out", str(out), *options])
-        try:
-            run_main(benchmark.main)
-        except SystemExit as end:
-            return int(end.code or 0), capsys.readouterr().err
-        return 0, capsys.readouterr().err
-
-    code, stderr = run()
-    assert code == 1
-    assert stderr.count("\n") == 1
-    assert stderr.startswith("error: device 'cuda:0' was requested, but torch sees no GPU")
-    assert not out.exists()
-    code, stderr = run("--device", "cpu")
-    assert code == 0, stderr
-    result = json.loads(out.read_text())
-    assert result["rehearsal"] is True
-    assert "these figures mean nothing" in out.with_suffix(".md").read_text()
-    group = result["groups"]["random/48/1500"]
-    assert [row["search"] for row in group["rows"]] == ["exact, GPU", "Faiss, GPU", "exact, CPU"]
-    assert all(row["batch 1"] > 0 and row["batch 3"] > 0 for row in group["rows"])
-    assert group["equals_cpu"] is True
