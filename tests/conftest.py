@@ -66,18 +66,21 @@ compiled._Cache = _SharedCache
 
 @pytest.fixture(scope="session")
 def encoders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
-    """Make a model of features, and its network in ONNX and for torch."""
+    """Make a model of features, and its network in ONNX and for torch, once for all workers."""
     from model_factory import make_model
 
     from gpq_faiss import export_encoder
 
-    model, folder = (
-        make_model(tmp_path_factory.mktemp("model") / "m", M=5),
-        tmp_path_factory.mktemp("files"),
-    )
-    return model, *(
-        export_encoder(model, folder / f"encoder.{suffix}") for suffix in ("onnx", "pt2")
-    )
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    model, *files = (folder / f"encoders/{name}" for name in ("model", "encoder.onnx", "encoder.pt2"))
+    with _lock("encoders"):
+        if not files[-1].exists():
+            make_model(model, M=5)
+            for file in files:
+                export_encoder(model, file)
+    return model, *files
 
 
 @pytest.fixture(scope="session")
