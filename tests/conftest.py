@@ -74,7 +74,8 @@ def encoders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
-    model, *files = (folder / f"encoders/{name}" for name in ("model", "encoder.onnx", "encoder.pt2"))
+    names = ("model", "encoder.onnx", "encoder.pt2")
+    model, *files = (folder / "encoders" / name for name in names)
     with _lock("encoders"):
         if not files[-1].exists():
             make_model(model, M=5)
