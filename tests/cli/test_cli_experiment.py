@@ -4,7 +4,7 @@ cannot be.
 
 import json
 
-from commands import done, gpq, only_line
+from commands import done
 
 from gpq_faiss.methods.registry import METHODS
 
@@ -28,12 +28,3 @@ def test_runs_are_made_once_and_reported(tmp_path, monkeypatch):
     assert "(../plots/pr.png)" in text
     assert (tmp_path / "plots/pr.png").exists()
     assert done("experiment report out").startswith("Table 2: mAP\n")
-
-
-def test_failed_run_does_not_stop_the_others(tmp_path):
-    run = "experiment run table2 digits --labelled 20-per-class --methods itq --seeds 0"
-    # There are no 400 principal components of 64 pixels.
-    result = gpq(f"{run} --bits 24,400 --out {tmp_path}")
-    assert result.exit_code == 1
-    line = only_line(result.stderr.splitlines()[-1])
-    assert "1 of 2 runs failed: itq_400bits_seed0" in line
