@@ -149,7 +149,7 @@ def test_only_optional_tensors_that_do_not_fit_are_reported(caplog):
     load_into(build("vgg"), state, "file.pth")
     assert caplog.text == ""
     load_into(build("vgg"), state | {"head.bias": torch.zeros(1)}, "file.pth")
-    assert "'head.bias' has shape [1]" in caplog.text
+    assert "'head.bias' does not fit" in caplog.text
 
 
 def test_unfit_weights_name_the_first_tensor_and_change_nothing():
@@ -168,10 +168,6 @@ def test_unfit_weights_name_the_first_tensor_and_change_nothing():
             if k not in ("features.4.running_mean", "features.30.bias")
         },
         r"'features\.0\.weight' is missing": {"conv1.weight": torch.zeros(3)},
-        r"'features\.1\.bias' holds NaN": {
-            **before,
-            "features.1.bias": torch.full((64,), torch.nan),
-        },
     }
     for message, broken in cases.items():
         with pytest.raises(DataError, match=f"^file.pth: tensor {message}"):
