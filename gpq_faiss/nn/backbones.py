@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
@@ -57,8 +58,7 @@ class Normalisation(nn.Module):
         x = x.double()
         mean = x.mean(0)
         self.mean.copy_(mean)
-        std = (((x - mean) ** 2).sum(0) / len(x)).mean().sqrt()
-        self.std.copy_(std.clamp_min(1e-12).expand_as(mean))
+        self.std.copy_((((x - mean) ** 2).sum(0) / len(x)).mean().sqrt().clamp_min(1e-12))
 
 
 @dataclass(frozen=True)
@@ -327,8 +327,8 @@ def build_backbone(
     """
     name, plugin, is_timm = spec.name, backbone_plugin(spec.name), spec.name.startswith("timm/")
     if plugin is None and not is_timm and name not in BACKBONES:
-        names = ", ".join([*BACKBONES, "timm/NAME", *plugin_names("backbones", BACKBONES)])
-        raise UsageError(f"no backbone '{name}': choose one of {names}")
+        names = [*BACKBONES, "timm/NAME", *plugin_names("backbones", BACKBONES)]
+        raise UsageError(f"no backbone '{name}': choose one of {', '.join(names)}")
     if spec.kind == "features" and plugin is None and BACKBONES.get(name) is not MLP:
         raise UsageError(
             f"backbone {name} takes images, but the data are features: choose mlp or linear"
@@ -351,7 +351,7 @@ def build_backbone(
     if weights == "imagenet" and name == "vgg":
         load_into(backbone, imagenet_state(), "ImageNet weights of vgg16_bn")
     elif weights not in ("none", "imagenet"):
-        load_into(backbone, read_weights(weights), weights)
+        load_into(backbone, read_weights(Path(weights)), weights)
     return backbone
 
 
@@ -378,8 +378,16 @@ def build_extractor(
     # A requested perceptron has a hidden layer: its own, or those of the class networks.
     hidden = hidden or (() if config.class_networks else BackboneSpec.hidden)
     is_authors = config.method == "gpq-authors"
-    tap: Literal["block", "pool"] = "pool" if is_authors else "block"
-    spec = BackboneSpec(name, input_["kind"], out_width, width, size, hidden, config.dropout, tap)
+    spec = BackboneSpec(
+        name,
+        input_["kind"],
+        out_width,
+        width,
+        size,
+        hidden,
+        config.dropout,
+        "pool" if is_authors else "block",
+    )
     backbone = build_backbone(spec, network.weights, generator=generator)
     if isinstance(backbone, MLP):
         backbone.noise = 0.0 if config.class_networks else network.first_noise

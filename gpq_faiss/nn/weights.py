@@ -5,7 +5,6 @@ Nothing is unpickled, or loaded partially.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,6 @@ from torch import Tensor, nn
 
 from ..errors import DataError, one_line
 from ..inputs import reading
-
-log = logging.getLogger(__name__)
-
-_DESCRIPTION = (
-    "a weights file (network.weights takes none, imagenet, or the path of a .safetensors file "
-    "or a .pth that holds a state dict)"
-)
 
 
 def imagenet_state() -> dict[str, Tensor]:
@@ -50,7 +42,7 @@ def imagenet_state() -> dict[str, Tensor]:
         ) from error
 
 
-def read_weights(path: str | Path) -> dict[str, Tensor]:
+def read_weights(path: Path) -> dict[str, Tensor]:
     """Read the tensors of a ``.safetensors`` or ``.pth`` file.
 
     A ``.pth`` file holds a state dict, or one under "state_dict".
@@ -58,10 +50,16 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     Raises:
         DataError: the file holds none.
     """
-    path = Path(path)
-    with reading(path, _DESCRIPTION):
-        is_pickled = path.suffix != ".safetensors"
-        state: Any = torch.load(path, "cpu", weights_only=True) if is_pickled else load_file(path)
+    with reading(
+        path,
+        "a weights file (network.weights takes none, imagenet, or the path of a .safetensors file "
+        "or a .pth that holds a state dict)",
+    ):
+        state: Any = (
+            load_file(path)
+            if path.suffix == ".safetensors"
+            else torch.load(path, map_location="cpu", weights_only=True)
+        )
         state = state.get("state_dict", state)
         if not all(isinstance(value, Tensor) for value in state.values()):
             raise TypeError("not a state dict of tensors")
@@ -103,6 +101,4 @@ def load_into(module: nn.Module, state: Mapping[str, Tensor], source: str) -> No
                 f"{list(target.shape)}: give the weights of this backbone, or set the "
                 "network.backbone of these"
             )
-        elif tensor is not None:
-            log.info("%s: '%s' does not fit, left as initialised", source, names[key])
     module.load_state_dict(current)

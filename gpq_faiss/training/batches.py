@@ -65,8 +65,7 @@ def hold_out(
     count = round(share * len(labelled))
     if count < 2 * labels.n_classes:
         return np.empty(0, np.int64)
-    rng = np.random.default_rng([seed, HOLD_OUT])
-    shuffled = labelled[rng.permutation(len(labelled))]
+    shuffled = np.random.default_rng([seed, HOLD_OUT]).permutation(labelled)
     # Round robin over the classes keeps rare ones: sort by the rank of each item in its (first)
     # class.
     first = labels.dense(shuffled, dtype=bool).argmax(axis=1)

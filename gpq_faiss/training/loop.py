@@ -114,8 +114,8 @@ class Training:
 
     def seed(self, step: int) -> int:
         """Return the seed of the random numbers of a step, which differs between processes."""
-        random = np.random.default_rng([self.config.training.seed, STEP, step])
-        return int(random.integers(2**62)) + 2 * self.group.rank
+        seeds = np.random.default_rng([self.config.training.seed, STEP, step])
+        return int(seeds.integers(2**62)) + 2 * self.group.rank
 
     def sample(self, n: int) -> Iterator[Tensor]:
         """Yield blocks with up to n items of the pool in total, always the same."""
@@ -285,17 +285,28 @@ def fit(
             method.fit_labels(reader, labelled, labels.dense(labelled), unlabelled)
         # Convolutions are up to twice as fast with channels last on both sides.
         method.to(device, memory_format=torch.channels_last)
-        steps, rows = count_steps(config.training, labels.n_classes), (labelled, held_out, pool)
-        task = Training(config, options, group, device, steps, reader, labels, *rows, method)
+        task = Training(
+            config,
+            options,
+            group,
+            device,
+            count_steps(config.training, labels.n_classes),
+            reader,
+            labels,
+            labelled,
+            held_out,
+            pool,
+            method,
+        )
         optimizer, checkpoint = method.optimizer(config), folder / CHECKPOINT
         if options.resume and checkpoint.exists():
             task.run = load_checkpoint(checkpoint, identity, method, optimizer)
             log.info("resumed at step %d of %d", task.run.step, task.steps)
         # Threads wait for each other after every operation, and for long if another process is
         # busy: small networks use one.
-        batch = config.training.batch_labelled + config.training.batch_unlabelled
-        is_small = batch * sum(p.numel() for p in method.parameters()) < _SMALL_STEP
-        with threadpool_limits(1 if is_small else None, user_api="openmp"):
+        items = config.training.batch_labelled + config.training.batch_unlabelled
+        work = items * sum(weight.numel() for weight in method.parameters())
+        with threadpool_limits(1 if work < _SMALL_STEP else None, user_api="openmp"):
             task.take_steps(
                 optimizer, lambda: task.run.save(checkpoint, identity, method, optimizer)
             )
@@ -318,8 +329,8 @@ def learning_rate(config: Config, step: int, steps: int) -> float:
         return config.training.learning_rate * float(0.95 ** (step // 100))
     # Large first steps would destroy what pretrained weights have learnt.
     warm_up = _WARM_UP * steps if config.network.weights != "none" else 1
-    rate = config.training.learning_rate * min(1.0, (step + 1) / max(1, warm_up))
-    return rate * 0.5 * (1 + math.cos(math.pi * step / steps))
+    rise = min(1.0, (step + 1) / max(1, warm_up))
+    return config.training.learning_rate * rise * 0.5 * (1 + math.cos(math.pi * step / steps))
 
 
 def count_steps(config: TrainingConfig, classes: int) -> int:
@@ -329,11 +340,11 @@ def count_steps(config: TrainingConfig, classes: int) -> int:
 
 def _augmentation(config: Config, dataset: Dataset, method: TrainableMethod) -> str:
     """Return ``flip-crop``, ``crop`` or ``none`` for these data and this method."""
-    augment, noise = config.training.augment, config.network.first_noise
-    is_perceptron = any(isinstance(net, MLP) for net in method.extractors())
+    augment = config.training.augment
     # A perceptron does not recognise a shifted image: it is trained with noise instead
     # (docs/recommended.md#images).
-    if not isinstance(dataset, ImageDataset) or (augment == "auto" and noise and is_perceptron):
+    noisy = config.network.first_noise and any(isinstance(x, MLP) for x in method.extractors())
+    if not isinstance(dataset, ImageDataset) or (augment == "auto" and noisy):
         return "none"
     automatic = "flip-crop" if dataset.mirrors else "crop"
     return automatic if augment == "auto" else augment

@@ -20,9 +20,6 @@ from ..errors import DataError, GpqError, ProcessError, UsageError
 from ..nn.device import resolve_device
 from .launch import Launch, launched
 
-# The end of a process is noticed at once, but the others may wait for rank 0 to fit codebooks.
-_TIMEOUT = datetime.timedelta(hours=12)
-
 
 class Group(Launch):
     """The processes of a training, by default one."""
@@ -105,8 +102,12 @@ def joined(device: str) -> Iterator[tuple[Group, torch.device]]:
         local = resolve_device(f"cuda:{group.local_rank}")
         torch.cuda.set_device(local)
     try:
-        backend = "cpu:gloo,cuda:nccl" if local.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=_TIMEOUT)
+        # The end of a process is noticed at once, but the others may wait for rank 0 to fit
+        # codebooks.
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if local.type == "cuda" else "gloo",
+            timeout=datetime.timedelta(hours=12),
+        )
         yield group, local
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
