@@ -284,7 +284,7 @@ def fit(
             unlabelled = np.setdiff1d(pool, labelled)
             method.fit_labels(reader, labelled, labels.dense(labelled), unlabelled)
         # Convolutions are up to twice as fast with channels last on both sides.
-        method.to(device, memory_format=torch.channels_last)
+        method.to(device).to(memory_format=torch.channels_last)
         task = Training(
             config,
             options,
