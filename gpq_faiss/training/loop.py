@@ -131,17 +131,26 @@ class Training:
             DataError: no item of a step is readable, or too many are not.
         """
         config, method, reader = self.config, self.method, self.reader
-        seed, sharing = config.training.seed, (self.group.rank, self.group.size)
-        sizes = config.training.batch_labelled, config.training.batch_unlabelled
-        samplers = [EpochSampler(self.labelled, sizes[0], (seed, LABELLED), *sharing)]
-        if sizes[1] and method.uses_unlabelled:
-            samplers.append(EpochSampler(self.pool, sizes[1], (seed, UNLABELLED), *sharing))
+        training, sharing = config.training, (self.group.rank, self.group.size)
+        samplers = [
+            EpochSampler(
+                self.labelled, training.batch_labelled, (training.seed, LABELLED), *sharing
+            )
+        ]
+        if training.batch_unlabelled and method.uses_unlabelled:
+            samplers.append(
+                EpochSampler(
+                    self.pool, training.batch_unlabelled, (training.seed, UNLABELLED), *sharing
+                )
+            )
         augment = _augmentation(config, reader.dataset, method)
         # The colour that normalisation maps to 0.
         colour = method.extractors()[0].input.mean if config.method == "gpq-authors" else None
         steps = range(self.run.step, self.steps)
         # The reader reads ahead of the loop, so it consumes the rows first.
-        ahead, drawn = itertools.tee(np.concatenate([s.at(i) for s in samplers]) for i in steps)
+        ahead, drawn = itertools.tee(
+            np.concatenate([sampler.at(step) for sampler in samplers]) for step in steps
+        )
         for step, rows, (values, readable) in zip(steps, drawn, reader.stream(ahead), strict=True):
             n, read = int(readable[: samplers[0].batch].sum()), rows[readable]
             generator = torch.Generator().manual_seed(self.seed(step))
