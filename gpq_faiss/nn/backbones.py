@@ -258,6 +258,8 @@ class Trunk(Backbone):
 
     def __init__(self, spec: BackboneSpec, trunk: nn.Module) -> None:
         super().__init__(spec)
+        if not isinstance(trunk, nn.Module):
+            raise TypeError(f"a {type(trunk).__name__}: a torch.nn.Module is needed")
         shape = (3, spec.image_size, spec.image_size) if spec.image_size else (spec.in_width,)
         # Declared widths are not reliable: run the module.
         with torch.no_grad():

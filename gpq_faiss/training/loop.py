@@ -232,8 +232,9 @@ class Training:
                     for name, value in method.state_dict().items()
                 }
         rounded = {name: round(value, 6) for name, value in figures.items()}
-        line = {"step": run.step, "seconds": round(run.seconds, 3), "lr": rate, **rounded}
-        run.lines.append(json.dumps(line))
+        run.lines.append(
+            json.dumps({"step": run.step, "seconds": round(run.seconds, 3), "lr": rate} | rounded)
+        )
         log.info("step %d of %d  %s", run.step, self.steps, rounded)
 
     def _mean_average_precision(self) -> float:

@@ -22,7 +22,7 @@ from .launch import Launch, launched
 
 
 class Group(Launch):
-    """The processes of a training, by default one."""
+    """The processes of a training, by default one, as this process sees them."""
 
     @property
     def main(self) -> bool:
