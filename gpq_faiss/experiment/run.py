@@ -45,7 +45,7 @@ from ..methods.measure import (
 )
 from ..methods.registry import find_method
 from ..methods.trainable import embed_rows
-from ..nn.device import resolve_device, torch_threads
+from ..nn.device import resolve_device
 from ..progress import stage
 from ..training.loop import RunOptions, fit
 from .grid import Grid, RunSpec, describe_plan, plan, read_grid
@@ -215,7 +215,7 @@ def compute(
     random = np.random.default_rng([spec.seed, _VECTOR_STREAM])
     keep = random.permutation(split.database)[: spec.vectors]
     # On one thread concurrent runs do not compete, and sums have a fixed order.
-    with torch_threads(1), threadpool_limits(1):
+    with threadpool_limits(1):
         if find_method(spec.method).deep:
             coded = _train_and_encode(spec, dataset, split, work, options, keep)
         else:

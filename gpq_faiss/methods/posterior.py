@@ -501,12 +501,15 @@ class PosteriorCodes(CodeMethod):
             x = x[:n]
             if batch.step >= _LABELS_FIRST * batch.steps:
                 targets = self._confident(batch.x[n:], amp)
-                x = torch.cat([x, distort(batch.x[n:], batch.generator)])
+                # Images that are not learnt need no distorted view.
+                confident = targets.any(dim=1)
+                if confident.any():
+                    x = torch.cat([x, distort(batch.x[n:][confident], batch.generator)])
         raw = self.features(x, amp)[1]
         parts = {"classification": self._cross_entropy(raw[:n], shares(batch.y, raw))}
-        if targets is not None:
-            confident = targets.any(dim=1).float().mean()
-            parts["consistency"] = confident * self._cross_entropy(raw[n:], targets)
+        if targets is not None and len(raw) > n:
+            consistency = self._cross_entropy(raw[n:], targets[confident])
+            parts["consistency"] = confident.float().mean() * consistency
         pseudo_labels = self.pseudo_labels
         if pseudo_labels is not None and len(raw) > n:
             p = torch.from_numpy(pseudo_labels.of(batch.unlabelled_rows)).to(raw.device)
