@@ -73,6 +73,8 @@ DIRECTIONS = 48
 """Principal axes of the residual that feature codebooks encode."""
 TEMPERATURE_POWER = 0.6
 """Default power of an item's class probabilities, if their accuracy is unknown."""
+MOST_LABELS = 1.2
+"""Mean number of labels of an item up to which labels are propagated."""
 LEAST_POWER, MOST_POWER = 0.25, 8.0
 """Limits of the power: lower ones keep little but the order, higher ones little but the first
 class."""
@@ -335,13 +337,19 @@ class PosteriorCodes(CodeMethod):
         sharp = min(accuracy, MOST_CONFIDENCE)
         many_classes = self.A > 0 and self.C > 2 * self.K
         self._sharpened = many_classes and confidence(1.0) < sharp
-        accuracy = sharp if self._sharpened else accuracy
         low, high = (1.0, MOST_POWER) if self._sharpened else (LEAST_POWER, 1.0)
         for _ in range(20):
             power = (low + high) / 2
-            low, high = (power, high) if confidence(power) < accuracy else (low, power)
-        power = (low + high) / 2
-        self.power.fill_(power if self.A == self.M or self._sharpened else power**0.5)
+            low, high = (
+                (power, high)
+                if confidence(power) < (sharp if self._sharpened else accuracy)
+                else (low, power)
+            )
+        if not self._sharpened and self.A < self.M:
+            power = power**0.5
+        elif not self._sharpened and many_classes:
+            power = 1.0
+        self.power.fill_(power)
 
     @torch.no_grad()
     def fit_residual(self, features: Tensor, posterior: Tensor) -> None:
@@ -407,9 +415,9 @@ class PosteriorCodes(CodeMethod):
         labels, propagate labels to unlabelled items, and choose the noise, if ``network.noise`` is
         ``auto`` and class networks take the input directly. With convolutions they are only
         counted, as pixel distances mean little."""
+        labels = float(y.sum() / max(1, y.any(axis=1).sum()))
         if isinstance(self.backbone, MLP):
             self._learn_from_vectors(reader, rows, y, unlabelled)
-        labels = float(y.sum() / max(1, y.any(axis=1).sum()))
         if (A := self._count_class_codebooks(labels)) != self.A:
             self._make_codebooks(A)
 
@@ -444,6 +452,9 @@ class PosteriorCodes(CodeMethod):
                 "many unlabelled items are of none of the labelled classes: codes are made for "
                 "those, too (posterior.unseen_classes=false serves the labelled classes alone)"
             )
+            return
+        if y.sum() > MOST_LABELS * len(y):
+            log.info("labels are not propagated: items have several")
             return
         self.pseudo_labels = propagate_labels(
             functools.partial(self._vectors, reader),
