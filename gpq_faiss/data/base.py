@@ -144,9 +144,6 @@ class FeatureDataset(Dataset):
         return x
 
 
-Pixels = NDArray[np.uint8]
-
-
 @dataclass(kw_only=True)
 class ImageDataset(Dataset):
     """Images as uint8 RGB arrays: small ones in memory, or decoded at each read.
@@ -161,7 +158,7 @@ class ImageDataset(Dataset):
 
     paths: Sequence[str] = field(default=(), repr=False)
     fetch: Callable[[int], Any] | None = field(default=None, repr=False)
-    pixels: Pixels | None = field(default=None, repr=False)
+    pixels: NDArray[np.uint8] | None = field(default=None, repr=False)
     mirrors: bool = True
     kind: Literal["images", "features"] = "images"
 
@@ -177,11 +174,11 @@ class ImageDataset(Dataset):
         }
         return sides.pop() if len(sides) == 1 else None
 
-    def read(self, rows: Rows) -> list[Pixels | None]:
+    def read(self, rows: Rows) -> list[NDArray[np.uint8] | None]:
         """Return images [H, W, 3]; None for broken or missing ones, which :attr:`bad` counts."""
         return [self.image(i) for i in row_numbers(rows, len(self)).tolist()]
 
-    def image(self, i: int) -> Pixels | None:
+    def image(self, i: int) -> NDArray[np.uint8] | None:
         """Return the image of row ``i``, [H, W, 3]; None if it cannot be read."""
         try:
             source = self.paths[i] if self.pixels is None else self.pixels[i]

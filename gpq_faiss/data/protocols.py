@@ -257,8 +257,8 @@ def make_split(
                 f"{visible.counts()[empty[0]]:,} items: label one, or leave the class out; number "
                 "classes 0, 1, 2, ... without gaps"
             )
-    unlabelled = training if protocol == "transfer" else ~query
-    rows = [np.setdiff1d(np.flatnonzero(mask), chosen) for mask in (unlabelled, database)]
+    masks = (training if protocol == "transfer" else ~query, database)
+    rows = [np.setdiff1d(np.flatnonzero(mask), chosen) for mask in masks]
     return Split(
         len(labels), protocol, seed, np.flatnonzero(query), chosen, *rows, seen_classes=seen_classes
     )

@@ -216,5 +216,5 @@ def test_classifiers():
     pair = Y.dense(dtype=bool)
     pair[pair[:, 0], 1] = True  # class 0 always comes with class 1
     several = quick("classifier", 12, steps=150).fit(X, Labels.from_multihot(pair, "abc"))
-    shared = several.encode(XB).view(np.float32)[YB.column(0)].mean(axis=0)
+    shared = several.encode(XB).view(np.float32)[YB.rows_with(0)].mean(axis=0)
     assert shared[:2] == pytest.approx([0.5, 0.5], abs=0.1)
