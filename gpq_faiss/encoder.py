@@ -22,12 +22,13 @@ from pydantic import BaseModel, Field, Json, ValidationError
 
 from .codes.checks import named_rows
 from .codes.encode import encode as encode_vectors
-from .data.base import Dataset, FeatureDataset, scale_of, scale_warning, typical_scale
+from .data.base import Dataset, FeatureDataset
 from .data.images import to_images, to_vectors
 from .data.reader import Reader
 from .errors import DataError, MismatchError, UsageError, needs, one_line, optional
 from .inputs import parse_json, reading
 from .progress import stage
+from .scale import scale_of, scale_warning, typical_scale
 
 if TYPE_CHECKING:
     import torch
@@ -106,7 +107,7 @@ class Embedder(ABC):
 
     @property
     def scale(self) -> dict[str, float]:
-        """Typical scale of the training's vectors (:func:`.data.base.scale_of`); empty if
+        """Typical scale of the training's vectors (:func:`.scale.scale_of`); empty if
         unknown.
         """
         return {}
@@ -238,7 +239,7 @@ class Encoder(Embedder):
 
     @property
     def scale(self) -> dict[str, float]:
-        """Typical scale of the training's vectors (:func:`.data.base.scale_of`); empty if
+        """Typical scale of the training's vectors (:func:`.scale.scale_of`); empty if
         unknown.
         """
         return dict((self.model.description.get("data") or {}).get("scale", {}))

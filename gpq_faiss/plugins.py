@@ -1,8 +1,8 @@
 """Plugins of other packages, found by entry points.
 
-The groups are ``gpq_faiss.methods``, ``.backbones`` and ``.data``. The name of an
-entry point is the name that users give; its object is imported when the name is used. Built-in
-names cannot be replaced.
+The groups are ``gpq_faiss.methods`` and ``gpq_faiss.backbones``. The name of an entry point is the
+name that users give; its object is imported when the name is used. Built-in names cannot be
+replaced.
 """
 
 from __future__ import annotations
@@ -16,12 +16,7 @@ from typing import Any, Literal
 
 from .errors import GpqError, UsageError, one_line
 
-Kind = Literal["methods", "backbones", "data"]
-_SINGULAR = {
-    "methods": "method",
-    "backbones": "backbone",
-    "data": "source of data",
-}
+Kind = Literal["methods", "backbones"]
 
 
 @dataclass(frozen=True)
@@ -67,7 +62,9 @@ class Plugin:
 
     def error(self, problem: str) -> UsageError:
         """Return an error such as ``"the method 'b' of mypackage 1.0 cannot be loaded (...)"``."""
-        return UsageError(f"the {_SINGULAR[self.kind]} '{self.name}' of {self.origin} {problem}")
+        return UsageError(
+            f"the {self.kind.removesuffix('s')} '{self.name}' of {self.origin} {problem}"
+        )
 
 
 @functools.cache

@@ -47,7 +47,7 @@ class LazyArray:
     load: Callable[[], NDArray[Any]]
 
     def __getitem__(self, rows: Any) -> NDArray[Any]:
-        return self.load()[rows]
+        return np.asarray(self.load()[rows])
 
 
 class JoinedMatrix:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ..config import Config, preset, to_dict, validate
-from ..data.base import Dataset, FeatureDataset, typical_scale
+from ..data.base import Dataset, FeatureDataset
 from ..data.open import open_data
 from ..data.protocols import Split, make_split
 from ..errors import DataError, OutputExistsError, UsageError
@@ -28,6 +28,7 @@ from ..methods.model import save_model
 from ..methods.registry import METHODS
 from ..methods.trainable import CodeMethod
 from ..nn.backbones import backbone_plugin, input_description
+from ..scale import typical_scale
 from ..training.checkpoint import CHECKPOINT
 from ..training.loop import RunOptions, Training, fit
 from ..training.parallel import joined

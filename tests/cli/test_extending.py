@@ -10,12 +10,9 @@ import sys
 import tomllib
 from pathlib import Path
 
-import numpy as np
 import pytest
 from commands import done, gpq, only_line, refused
-from sklearn.datasets import dump_svmlight_file
 
-import gpq_faiss
 from gpq_faiss import plugins
 from gpq_faiss.errors import UsageError
 from gpq_faiss.methods.registry import make_method
@@ -60,7 +57,7 @@ def example(install, monkeypatch):
     entry_points = {
         kind.removeprefix("gpq_faiss."): names for kind, names in project["entry-points"].items()
     }
-    assert set(entry_points) == {"methods", "backbones", "data"}
+    assert set(entry_points) == {"methods", "backbones"}
     monkeypatch.syspath_prepend(str(EXAMPLE))
     return install(project["name"], entry_points)
 
@@ -100,18 +97,6 @@ def test_backbone_is_trained(example, tmp_path, monkeypatch, name):
     assert message in refused("encode model digits --out again.h5")
 
 
-@pytest.mark.usefixtures("example")
-def test_source_of_data_is_read_as_any_other(tmp_path):
-    x, y = np.random.default_rng(0).standard_normal((60, 5)), np.arange(60) % 3
-    dump_svmlight_file(x + 3 * y[:, None], y, str(tmp_path / "a.txt"))
-    data = f"libsvm:{tmp_path}/a.txt"
-    done(f"train {data} --protocol none {SHORT} --out {tmp_path}/model")
-    assert "60 codes" in done(f"encode {tmp_path}/model {data} --out {tmp_path}/codes.h5")
-    missing = refused("train", "libsvm:none.txt", "--out", tmp_path / "x", code=2)
-    assert "the source of data 'libsvm' of gpq-faiss-example 1.5 cannot open 'none.txt'" in missing
-    assert "libsvm:PATH" in refused("train", "nosuch:x", "--out", tmp_path / "x", code=2)
-
-
 CODE = """
 from torch import nn
 
@@ -125,33 +110,25 @@ def nothing(*args):
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "entry", "setting", "message"),
+    ("name", "entry", "message"),
     [
-        ("backbones", "vgg", "fails", "network.backbone=vgg", "has a name that is built in"),
-        ("backbones", "mine", "none", "network.backbone=mine", "cannot be loaded .AttributeErr"),
-        ("backbones", "mine", "fails", "network.backbone=mine", "cannot be built .OSError: the"),
-        ("backbones", "mine", "nothing", "network.backbone=mine", "a torch.nn.Module is needed"),
-        ("backbones", "mine", "flat", "network.backbone=mine", "not one vector per item"),
-        ("data", "digits", "fails", "training.seed=0", "has a name that is built in"),
+        ("vgg", "fails", "has a name that is built in"),
+        ("mine", "none", "cannot be loaded .AttributeErr"),
+        ("mine", "fails", "cannot be built .OSError: the"),
+        ("mine", "nothing", "a torch.nn.Module is needed"),
+        ("mine", "flat", "not one vector per item"),
     ],
 )
-def test_unusable_package_is_one_line(install, tmp_path, kind, name, entry, setting, message):
-    install("broken-package", {kind: {name: f"broken_module:{entry}"}})
-    result = gpq(f"train digits {SHORT} --set {setting} --out {tmp_path}/model")
+def test_unusable_backbone_is_one_line(install, tmp_path, name, entry, message):
+    install("broken-package", {"backbones": {name: f"broken_module:{entry}"}})
+    result = gpq(f"train digits {SHORT} --set network.backbone={name} --out {tmp_path}/model")
     assert result.exit_code in (1, 2), repr(result.exception)
     assert re.search(message, only_line(result.stderr))
     assert not (tmp_path / "model").exists()
 
 
-@pytest.mark.parametrize(
-    ("kind", "entry", "message"),
-    [
-        ("data", "fails", "of broken-package 1.5 cannot open 'x' .OSError: the sensor is off"),
-        ("data", "nothing", r"a data set with len\(\) and \[i\] is needed"),
-        ("methods", "absent", "'mine' of broken-package 1.5 cannot be loaded .AttributeError"),
-    ],
-)
-def test_unusable_source_or_method_is_a_usage_error(install, kind, entry, message):
-    install("broken-package", {kind: {"mine": f"broken_module:{entry}"}})
+def test_unusable_method_is_a_usage_error(install):
+    install("broken-package", {"methods": {"mine": "broken_module:absent"}})
+    message = "'mine' of broken-package 1.5 cannot be loaded .AttributeError"
     with pytest.raises(UsageError, match=message):
-        gpq_faiss.open_data("mine:x") if kind == "data" else make_method("mine", 12)
+        make_method("mine", 12)

@@ -22,11 +22,11 @@ from image_files import hub, label_texts, png, put, refused, save, shard
 from torch.utils.data import Subset, random_split
 from torchvision.datasets import ImageFolder
 
-from gpq_faiss.data.base import scale_of, scale_warning
 from gpq_faiss.data.images import decode_image
 from gpq_faiss.data.labels import labels_of
 from gpq_faiss.data.open import open_data
 from gpq_faiss.errors import DataError
+from gpq_faiss.scale import scale_of, scale_warning
 
 N = 12
 X = np.random.default_rng(0).standard_normal((N, 8)).astype(np.float32) + 2

@@ -148,7 +148,7 @@ def test_an_interrupted_training_of_convolutions_resumes_to_the_same_codes(tmp_p
     images = digits().pixels[:500, :, :, None].repeat(3, axis=3)
     options = {
         "config": preset("recommended").with_settings(changes),
-        "data": open_data(images, labels=digits().labels.class_ids()[:500]),
+        "data": open_data(images, labels=digits().labels.dense().argmax(axis=1)[:500]),
     }
     full = train_digits(tmp_path / "whole", **options)
     with pytest.raises(InterruptedError):
