@@ -306,16 +306,11 @@ class Table:
         return name
 
     def values(self, name: str) -> NDArray[Any]:
-        """Return the values of a column: an array of numbers, or of Python's objects.
-
-        Raises DataError: they are damaged.
-        """
+        """Return the values of a column: an array of numbers, or of Python's objects."""
         if name in self.arrays:
             return np.asarray(self.arrays[name][:])
-        try:
-            column = self.data.to_table(columns=[name])[name]
-        except Exception as error:  # from pyarrow
-            raise DataError(f"{self.source}: {name!r} cannot be read ({one_line(error)})") from None
+        chunks, kind = list(self._batches(name, 1 << 16)), self.data.schema.field(name).type
+        column = _pyarrow("pyarrow", self.source).chunked_array(chunks, kind)
         return np.asarray(column.to_pandas())
 
     def texts(self, name: str) -> Texts:
@@ -335,14 +330,20 @@ class Table:
         return LazyArray(shape, np.dtype(np.float32), load)
 
     def _batches(self, name: str, size: int) -> Iterator[Any]:
-        """Yield up to ``size`` rows of a column (a scanner of Arrow decodes whole row groups)."""
+        """Yield up to ``size`` rows of a column (a scanner of Arrow decodes whole row groups).
+
+        Raises DataError: they are damaged.
+        """
         parquet = _pyarrow("pyarrow.parquet", self.source)
-        for part in self.data.get_fragments():
-            if type(part).__name__ == "ParquetFileFragment":
-                batches = parquet.ParquetFile(part.path).iter_batches(size, columns=[name])
-            else:
-                batches = part.to_batches(columns=[name], batch_size=size)
-            yield from (batch.column(0) for batch in batches if len(batch))
+        try:
+            for part in self.data.get_fragments():
+                if type(part).__name__ == "ParquetFileFragment":
+                    batches = parquet.ParquetFile(part.path).iter_batches(size, columns=[name])
+                else:
+                    batches = part.to_batches(columns=[name], batch_size=size)
+                yield from (batch.column(0) for batch in batches if len(batch))
+        except Exception as error:  # from pyarrow
+            raise DataError(f"{self.source}: {name!r} cannot be read ({one_line(error)})") from None
 
     def _rows(self, name: str, shape: tuple[int, int]) -> NDArray[np.float32]:
         """Return a column of lists as an array. Raises DataError: a row of another width."""
