@@ -40,8 +40,8 @@ setattr(GpqError, "__init__", _one_line)  # noqa: B010
 
 @functools.cache
 def _lock(name: str) -> FileLock:
-    """The lock of a loop; all workers of pytest-xdist have the same parent."""
-    return FileLock(f"{tempfile.gettempdir()}/gpq-{os.getppid()}-{name}.lock", timeout=120)
+    """The lock of a loop or a product, for all workers of pytest-xdist."""
+    return FileLock(Path(__file__).with_name("__pycache__") / f"{name}.lock", timeout=120)
 
 
 class _SharedCache(compiled._Cache):

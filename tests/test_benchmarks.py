@@ -24,7 +24,7 @@ def test_every_script_says_how_to_call_it(name, monkeypatch, capsys):
 @pytest.mark.slow
 def test_killed_commands_end_in_equal_products_and_leave_nothing():
     """In a process of its own: it forks, which one with threads must not."""
-    options = ["--step", "9", "--only", "index, replacing", "--kills", "1"]
+    options = ["--step", "9", "--only", "index, replacing", "--kills", "3"]
     script = [sys.executable, str(FOLDER / "kills.py"), *options]
     result = subprocess.run(script, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -1,18 +1,6 @@
-"""``gpq experiment`` on the command line: methods, run, report, and what it says when something
-cannot be.
-"""
-
-import json
+"""``gpq experiment`` on the command line: run and report."""
 
 from commands import done
-
-from gpq_faiss.methods.registry import METHODS
-
-
-def test_methods_are_listed_in_the_order_of_the_tables():
-    listed = json.loads(done("experiment methods --format json"))
-    assert [row["method"] for row in listed] == list(METHODS)
-    assert all(row["what it is"] and row["from"] for row in listed)
 
 
 def test_runs_are_made_once_and_reported(tmp_path, monkeypatch):

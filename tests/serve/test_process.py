@@ -1,4 +1,4 @@
-"""The service as a process: signals, kills and options."""
+"""The service as a process: signals and options."""
 
 import os
 import signal
@@ -28,12 +28,6 @@ def test_a_signal_ends_it_and_changes_stay_beside_the_index(built, index_file, t
     assert f"1,797 items at http://127.0.0.1:{port}/" in log
     assert index_file.read_bytes() == content
     assert open_index(index_file).code_of(1234) is None
-
-
-def test_kills_lose_nothing_that_was_acknowledged(tmp_path):
-    results = benchmark.campaign(tmp_path, 3, items=200)
-    assert results["kills"] == 3
-    assert results["acknowledged"] > 0
 
 
 OPTIONS = [

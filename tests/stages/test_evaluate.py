@@ -10,7 +10,6 @@ from model_factory import digits
 from gpq_faiss import encode, evaluate, open_data, train
 from gpq_faiss.config import preset
 from gpq_faiss.errors import DataError, GpqError, MismatchError
-from gpq_faiss.stages.evaluate import model_name
 
 
 def few_steps(name, codebooks=3):
@@ -97,18 +96,6 @@ def test_codes_without_labels_are_refused(shop, tmp_path, labels):
     queries = open_data(shop.data, labels=shop.labels)
     with pytest.raises(DataError, match="no item has a label"):
         evaluate(shop.model, queries, codes=codes)
-
-
-@pytest.mark.parametrize(
-    ("description", "name"),
-    [
-        ({"method": "posterior", "config": {"preset": "recommended"}}, "posterior"),
-        ({"method": "gpq", "config": {"preset": "recommended"}}, "gpq (recommended)"),
-        ({"config": {}}, "gpq (paper)"),
-    ],
-)
-def test_model_is_named_by_method_and_preset(description, name):
-    assert model_name(description) == name
 
 
 def test_trec_files_are_read_by_ir_measures(models, tmp_path):
