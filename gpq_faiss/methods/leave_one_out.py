@@ -51,10 +51,8 @@ def least_error(
     # The smaller of XXᵀ and XᵀX gives the left singular vectors without an SVD of X.
     if n <= X.shape[1]:
         squares, U = np.linalg.eigh(X @ X.T)
-        squares = squares.clip(0)
     else:
         squares, V = np.linalg.eigh(X.T @ X)
-        squares = squares.clip(0)
         U = X @ V / np.sqrt(np.maximum(squares, np.finfo(float).tiny))
     nonzero = squares > squares.max() * max(X.shape) * np.finfo(float).eps
     U, squares = U[:, nonzero], squares[nonzero]
