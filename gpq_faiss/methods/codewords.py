@@ -159,7 +159,7 @@ def weights_of_parts(
     return torch.tensor(weights)
 
 
-@torch.enable_grad()  # type: ignore[untyped-decorator]
+@torch.enable_grad()
 def fit_logit_codewords(targets: Tensor, M: int, K: int, *, seed: int) -> Tensor:
     """Codewords float32 [M, K, C] whose sums are logits of nearly the target probabilities float
     [n, C]: codes (:func:`.additive.assign_logits`) and codewords (cross entropy, Adam) are updated
@@ -182,7 +182,7 @@ def fit_logit_codewords(targets: Tensor, M: int, K: int, *, seed: int) -> Tensor
     return codewords
 
 
-@torch.enable_grad()  # type: ignore[untyped-decorator]
+@torch.enable_grad()
 def fit_tables(posterior: Tensor, codes: Tensor, start: Tensor, *, seed: int) -> Tensor:
     """Score tables float32 [M, K, C] for the codes int64 [n, M] of items with probabilities float
     [n, C], from ``start`` on: the logistic function of a score and an offset is the probability
