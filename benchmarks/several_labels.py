@@ -53,11 +53,11 @@ def open_set(name: str, folder: Path) -> Any:
         weights = np.ones(len(x))
     items = noise * rng.standard_normal((ITEMS, x.shape[1]))
     labels = np.zeros((ITEMS, int(y.max()) + 1), np.uint8)
-    for item, item_labels in zip(items, labels, strict=True):
+    for i in range(ITEMS):
         count = rng.integers(1, 4)
         rows = rng.choice(len(x), count, replace=False, p=weights / weights.sum())
-        item += x[rows].sum(axis=0) / count**0.5
-        item_labels[y[rows]] = 1
+        items[i] += x[rows].sum(axis=0) / count**0.5
+        labels[i, y[rows]] = 1
     return open_data(items.astype(np.float32), labels=labels)
 
 
@@ -65,12 +65,16 @@ def measure(data: Any, bits: int, seed: int) -> dict[str, RankingResult]:
     """Train the default, and rank by codes and by class probabilities."""
     labels, split = data.require_labels(), make_split(data, "1", seed=seed, labelled=LABELLED)
     settings = {"quantizer": {"codebooks": codebooks_for_bits(bits)}, "training": {"seed": seed}}
-    config = preset("recommended").with_settings(settings)
-    run = {"folder": Path(), "identity": "", "options": RunOptions(checkpoint_seconds=math.inf)}
-    training: Any = fit(build_gpq, data, split, config, **run)  # type: ignore[arg-type]
+    training: Any = fit(
+        build_gpq,
+        data,
+        split,
+        preset("recommended").with_settings(settings),
+        folder=Path(),
+        identity="",
+        options=RunOptions(checkpoint_seconds=math.inf),
+    )
     truth = labels.take(split.query), labels.take(split.database)
-    xq = vectors(training, data, split.query, queries=True)
-    xb = vectors(training, data, split.database)
     with torch.no_grad():
         p, q = (
             training.method.mean_posterior(
@@ -79,7 +83,13 @@ def measure(data: Any, bits: int, seed: int) -> dict[str, RankingResult]:
             for rows in (split.database, split.query)
         )
     return {
-        f"codes of {bits} bits": rank_vectors(training.method.coder(), xq, xb, *truth, ks=KS),
+        f"codes of {bits} bits": rank_vectors(
+            training.method.coder(),
+            vectors(training, data, split.query, queries=True),
+            vectors(training, data, split.database),
+            *truth,
+            ks=KS,
+        ),
         "class probabilities": rank_scores(
             (q @ p.T).numpy(), *(labels.packed for labels in truth), ks=KS
         ),
@@ -88,11 +98,10 @@ def measure(data: Any, bits: int, seed: int) -> dict[str, RankingResult]:
 
 def markdown(results: Results) -> str:
     """Return the table of means over the seeds, with explanations."""
-    table = render(
-        summarise(results["cells"], ["data", "ranking"], ["mAP", "P@1", "P@10"]), "markdown"
-    )
+    rows = summarise(results["cells"], ["data", "ranking"], ["mAP", "P@1", "P@10"])
     return (
-        f"# The first ten results where items have several labels\n\n{table}\n"
+        "# The first ten results where items have several labels\n\n"
+        f"{render(rows, 'markdown')}\n"
         f"Mean ± deviation over seeds {results['seeds']}; {results['convention']}. Each set has "
         f"{ITEMS:,} items of one to three labels, a tenth of each class labelled; protocol 1, "
         "preset recommended. *Class probabilities*: p(query) · p(item) by the model's own class "
@@ -111,13 +120,17 @@ def main() -> None:
     results: Results = {"cells": [], "seeds": ", ".join(map(str, options.seeds))}
     for name, seed, bits in itertools.product((*SIMULATED, "sums"), options.seeds, (12, 48)):
         for ranking, measures in measure(open_set(name, options.data), bits, seed).items():
-            results["convention"] = measures.convention
-            figures = {"mAP": measures.map, **{f"P@{k}": measures.precision[k] for k in KS}}
-            cell = {"data": name, "ranking": ranking, "seed": seed, **figures}
+            cell = {
+                "data": name,
+                "ranking": ranking,
+                "seed": seed,
+                "mAP": measures.map,
+                **{f"P@{k}": measures.precision[k] for k in KS},
+            }
             if cell not in results["cells"]:  # class networks do not depend on the bits
                 results["cells"].append(cell)
         results["cells"].sort(key=lambda cell: (cell["data"], cell["ranking"], cell["seed"]))
-        publish(results, options.out, markdown)
+        publish(results | {"convention": measures.convention}, options.out, markdown)
 
 
 if __name__ == "__main__":

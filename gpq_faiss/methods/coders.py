@@ -62,9 +62,8 @@ class Coder(ABC):
             DataError: rows that are not finite, or missing labels.
             UsageError: a code length that Faiss refuses for these vectors.
         """
-        x = check_vectors(x, np.atleast_1d(x).shape[-1], name=f"{self.name}: training vectors")
-        self._fit(scaled_rows(x) if self.unit else x, labels)
-        self.width = x.shape[1]
+        self.width = np.atleast_1d(x).shape[-1]
+        self._fit(self._prepared(x, "training vectors"), labels)
         return self
 
     def encode(self, x: NDArray[Any]) -> Codes:
@@ -129,8 +128,9 @@ def scaled_rows(x: Floats) -> Floats:
     """Rows of ``x`` scaled to unit length, float32; zero rows stay zero."""
     # float64: a float32 square overflows at 1e19 and vanishes at 1e-23.
     norms = np.sqrt(np.einsum("nd,nd->n", x, x, dtype=np.float64))
-    norms[norms == 0] = 1
-    return np.divide(x, norms[:, None], out=np.empty_like(x), casting="same_kind")
+    return np.divide(
+        x, np.where(norms, norms, 1)[:, None], out=np.empty_like(x), casting="same_kind"
+    )
 
 
 def dot_rows(xq: Floats, xb: Floats) -> Floats:
@@ -142,9 +142,8 @@ def dot_rows(xq: Floats, xb: Floats) -> Floats:
 def hamming_tables(codes: Codes) -> Floats:
     """Return the negative Hamming distances of each four bits of binary codes uint8 [Q, size] to
     each number below 16, float32 [Q, 2 size, 16]."""
-    queries = unpack_codes(codes, 2 * codes.shape[1], 16)
-    different = np.bitwise_count(queries[:, :, None] ^ np.arange(16, dtype=np.uint8))
-    return np.asarray(-different.astype(np.float32))
+    queries = unpack_codes(codes, 2 * codes.shape[1], 16)[:, :, None]
+    return np.negative(np.bitwise_count(queries ^ np.arange(16, dtype=np.uint8)), dtype=np.float32)
 
 
 class ProductCoder(Coder):

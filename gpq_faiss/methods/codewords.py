@@ -59,8 +59,9 @@ def fit_codewords(targets: Tensor, M: int, K: int, *, seed: int, residual: bool 
         codewords = _residual_codewords(x, M, K, seed=seed)
     else:
         scales = PLACE ** np.arange(M, dtype=np.float32)
-        start = (scales / scales.sum())[:, None, None] * kmeans(x.numpy(), K, seed, nredo=STARTS)
-        codewords = torch.from_numpy(start)
+        codewords = torch.from_numpy(
+            (scales / scales.sum())[:, None, None] * kmeans(x.numpy(), K, seed, nredo=STARTS)
+        )
     for _ in range(_ITERATIONS):
         codewords = least_squares(x, assign(x, codewords), K)
     return codewords
@@ -110,16 +111,16 @@ def fit_class_codebooks(
 ) -> ClassCodebooks:
     """A codebooks of K codewords for class probabilities float [n, C] of unlabelled items; the
     ``tempered`` ones are coded."""
-    p, t = posterior.float().cpu(), tempered.float().cpu()
+    t = tempered.float().cpu()
     # One codebook has a codeword for every second class, or all have two for each class. Sums of
     # logits are better for more: Omniglot features of 50 classes have 0.75 mAP with 12 bits, by
     # sums of probabilities 0.62.
-    if p.shape[1] <= K * max(2, A / 2):
-        words = fit_codewords(t, A, K, seed=seed, residual=p.shape[1] > K)
+    if t.shape[1] <= K * max(2, A / 2):
+        words = fit_codewords(t, A, K, seed=seed, residual=t.shape[1] > K)
         return ClassCodebooks(words, words[:0])
     logits = fit_logit_codewords(t, A, K, seed=seed)
     codes = ClassCodebooks(logits, logits).assign(t)
-    return ClassCodebooks(fit_tables(p, codes, logits, seed=seed), logits)
+    return ClassCodebooks(fit_tables(posterior.float().cpu(), codes, logits, seed=seed), logits)
 
 
 def weights_of_parts(
@@ -135,13 +136,11 @@ def weights_of_parts(
 
     Args:
         class_codebooks: the class codebooks.
-        feature_codewords: float [L, K, E], L may be 0.
+        feature_codewords: float [L, K, E].
         posterior, tempered: float [n, C], of unlabelled items.
         residual: float [n, E], of the same items.
         feature_weight: weight of the feature similarity, from 0 to 1; the class has the rest.
     """
-    if not len(feature_codewords):
-        return torch.tensor([1.0, 0.0])
     residual, tempered = residual[:_WEIGHT_ITEMS], tempered[:_WEIGHT_ITEMS]
     parts = (
         (
@@ -160,7 +159,7 @@ def weights_of_parts(
     return torch.tensor(weights)
 
 
-@torch.enable_grad()  # type: ignore[untyped-decorator]
+@torch.enable_grad()
 def fit_logit_codewords(targets: Tensor, M: int, K: int, *, seed: int) -> Tensor:
     """Codewords float32 [M, K, C] whose sums are logits of nearly the target probabilities float
     [n, C]: codes (:func:`.additive.assign_logits`) and codewords (cross entropy, Adam) are updated
@@ -173,18 +172,17 @@ def fit_logit_codewords(targets: Tensor, M: int, K: int, *, seed: int) -> Tensor
         trained = codewords.clone().requires_grad_(True)
         optimizer = torch.optim.Adam([trained], lr=_LOGIT_RATE)
         for _ in range(_LOGIT_STEPS):
+            optimizer.zero_grad()
             log_p = _add_codewords(trained, codes).log_softmax(dim=1)
             ridge = _LOGIT_RIDGE * trained.square().sum(dim=2).mean()
-            loss = ridge - (targets * log_p).sum(dim=1).mean()
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            (ridge - (targets * log_p).sum(dim=1).mean()).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         # Adding a constant to all logits changes no probability.
         codewords = (trained - trained.mean(dim=2, keepdim=True)).detach().clamp(-_LIMIT, _LIMIT)
     return codewords
 
 
-@torch.enable_grad()  # type: ignore[untyped-decorator]
+@torch.enable_grad()
 def fit_tables(posterior: Tensor, codes: Tensor, start: Tensor, *, seed: int) -> Tensor:
     """Score tables float32 [M, K, C] for the codes int64 [n, M] of items with probabilities float
     [n, C], from ``start`` on: the logistic function of a score and an offset is the probability

@@ -65,8 +65,9 @@ DIRECTIONS = 48
 """Principal axes of the residual that feature codebooks encode."""
 TEMPERATURE_POWER = 0.6
 """Default power of an item's class probabilities, if their accuracy is unknown."""
-MOST_LABELS = 1.2
-"""Mean number of labels of an item up to which labels are propagated."""
+MOST_LABELS = 1.5
+"""Mean number of labels of an item up to which labels are propagated: neighbours share some of
+several labels, and pseudo-labels mix them."""
 LEAST_POWER, MOST_POWER = 0.25, 8.0
 """Limits of the power: lower ones keep little but the order, higher ones little but the first
 class."""
@@ -176,9 +177,10 @@ class PosteriorCodes(CodeMethod):
         labels many, none (joint codebooks) for classes without labels."""
         if self.unseen:
             return 0
-        posterior = self.config.posterior
-        setting = posterior.class_codebooks if posterior.feature_weight else self.M
+        setting = self.config.posterior.class_codebooks
         automatic = max(1, round(_CLASS_CODEBOOKS_PER_BIT * labels * np.log2(self.C)))
+        if not self.config.posterior.feature_weight:
+            return self.M
         return min(self.M, automatic if setting == "auto" else setting)
 
     def _make_codebooks(self, A: int) -> None:
@@ -189,9 +191,11 @@ class PosteriorCodes(CodeMethod):
         self.principal_axes = nn.Buffer(torch.eye(self.width, E, device=device))
         self.offset = nn.Buffer(torch.zeros(E, device=device))
         self.prediction = nn.Buffer(torch.zeros(self.C, E, device=device))
-        self.weights: Tensor = nn.Buffer(torch.ones(2, device=device))
-        classes = ClassCodebooks(torch.zeros(A, self.K, self.C), torch.zeros(0, self.K, self.C))
-        self.place(classes, torch.zeros(self.M - A, self.K, E if A else self.C + E))
+        self.weights: Tensor = nn.Buffer(torch.tensor([1.0, 0.0], device=device))
+        self.place(
+            ClassCodebooks(torch.zeros(A, self.K, self.C), torch.zeros(0, self.K, self.C)),
+            torch.zeros(self.M - A, self.K, E if A else self.C + E),
+        )
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **options: Any) -> Any:
         """Load a state, with its numbers of codebooks, which followed from labels and classes."""
@@ -205,11 +209,6 @@ class PosteriorCodes(CodeMethod):
     def entropy_weight(self) -> float:
         """λ2, the weight of the entropy of unlabelled items."""
         return UNSEEN_ENTROPY if self.unseen else self.config.loss.lambda2
-
-    @property
-    def feature_weight(self) -> float:
-        """Weight of the similarity of the features in a score; the classes have the rest."""
-        return UNSEEN_FEATURES if self.unseen else self.config.posterior.feature_weight
 
     def codebooks(self) -> Tensor:
         return self.pq_codewords
@@ -286,10 +285,10 @@ class PosteriorCodes(CodeMethod):
     def query_targets(self, features: Tensor, posterior: Tensor) -> Tensor:
         """Queries in the space of the additive codewords of both parts, float [B, C + E], norm at
         most 1."""
-        parts = [self.weights[0] * posterior]
-        if self.A < self.M:
-            parts.append(self.weights[1] * self.residual(features, posterior))
-        return torch.cat(parts, dim=1)
+        return torch.cat(
+            [self.weights[0] * posterior, self.weights[1] * self.residual(features, posterior)],
+            dim=1,
+        )
 
     def raw(self, x: Tensor, *, queries: bool = False, amp: bool = False) -> Tensor:
         features, raw = self.features(x, amp)
@@ -325,10 +324,9 @@ class PosteriorCodes(CodeMethod):
         for _ in range(20):
             power = (low + high) / 2
             low, high = (power, high) if confidence(power) < aim else (low, power)
-        if not self._sharpened and many_classes and self.A == self.M:
-            power = 1.0
-        elif not self._sharpened and self.A < self.M:
-            power = power**0.5
+        if not self._sharpened:
+            alone = 1.0 if many_classes else power
+            power = alone if self.A == self.M else power**0.5
         self.power.fill_(power)
 
     @torch.no_grad()
@@ -343,8 +341,9 @@ class PosteriorCodes(CodeMethod):
             posterior = torch.zeros_like(posterior)
         p = torch.cat([posterior, torch.ones_like(posterior[:, :1])], dim=1).double().cpu()
         # Ridge penalty of 1/100 item: classes without items are predicted as the mean.
-        ridge = 1e-2 * torch.eye(p.shape[1], dtype=torch.double)
-        prediction = torch.linalg.solve(p.T @ p + ridge, p.T @ direction)
+        prediction = torch.linalg.solve(
+            p.T @ p + 1e-2 * torch.eye(p.shape[1], dtype=torch.double), p.T @ direction
+        )
         residual = direction - p @ prediction
         vectors = torch.linalg.eigh(residual.T @ residual).eigenvectors
         axes = vectors.flip(1)[:, : self.principal_axes.shape[1]]
@@ -366,8 +365,9 @@ class PosteriorCodes(CodeMethod):
             x.norm(dim=2).max().clamp_min(1e-12) if len(x) else 1.0
             for x in (tables, feature_codewords)
         ]
-        after = feature_codewords.shape[2] + class_width - self.C
-        of_classes = nn.functional.pad(tables / scales[0], (0, after))
+        of_classes = nn.functional.pad(
+            tables / scales[0], (0, feature_codewords.shape[2] + class_width - self.C)
+        )
         of_features = nn.functional.pad(feature_codewords / scales[1], (class_width, 0))
         projected, basis, pq_codewords = product_form(torch.cat([of_classes, of_features]), self.d)
         # Encoding uses the codewords as representable in sub-vectors of d dimensions (exact for d
@@ -453,8 +453,7 @@ class PosteriorCodes(CodeMethod):
         network, and smaller ones for cosines over convolutions and for pretrained convolutions."""
         head, classifier = self.backbone.head, self.classifier
         perceptron, pretrained = isinstance(head, SubspaceHeads), config.network.weights != "none"
-        careful = not perceptron and (classifier is not None or pretrained)
-        trunk_rate = _CONVOLUTION_RATE if careful else 1.0
+        trunk_rate = 1.0 if perceptron or not (classifier or pretrained) else _CONVOLUTION_RATE
         class_rate = _CLASS_RATE if perceptron or pretrained else trunk_rate
         of_classes = {*head.parameters(), *(() if classifier is None else classifier.parameters())}
         groups = [
@@ -490,9 +489,7 @@ class PosteriorCodes(CodeMethod):
         if targets is not None and len(raw) > n:
             consistency = self._cross_entropy(raw[n:], targets[confident])
             parts["consistency"] = confident.float().mean() * consistency
-        weight = 0.0
         if self.pseudo_labels is not None and len(raw) > n:
-            weight = self.pseudo_labels.weight
             p = torch.from_numpy(self.pseudo_labels.of(batch.unlabelled_rows)).to(raw.device)
             parts["propagation"] = self._cross_entropy(raw[n:], p)
         if self.classifier is not None and self.entropy_weight and len(raw) > n:
@@ -502,7 +499,7 @@ class PosteriorCodes(CodeMethod):
             parts,
             classification=loss.lambda1,
             consistency=loss.lambda1,
-            propagation=loss.lambda1 * weight,
+            propagation=loss.lambda1 * self.pseudo_labels.weight if self.pseudo_labels else 0.0,
             entropy=-self.entropy_weight,
         )
 
@@ -511,8 +508,8 @@ class PosteriorCodes(CodeMethod):
         """Sharpened class probabilities, float [U, C], of unlabelled images float [U, 3, S, S];
         zeros where no class is likely enough (Sohn et al., "FixMatch", NeurIPS 2020)."""
         p = self.mean_posterior(self.features(x, amp)[1])
-        sharpened = p.square() / p.square().sum(dim=1, keepdim=True)
-        return sharpened * (p.amax(dim=1, keepdim=True) >= _CONFIDENCE)
+        confident = p.amax(dim=1, keepdim=True) >= _CONFIDENCE
+        return confident * p.square() / p.square().sum(dim=1, keepdim=True)
 
     @torch.no_grad()
     def fit_codebooks(
@@ -523,7 +520,8 @@ class PosteriorCodes(CodeMethod):
         config = self.eval().config
         outputs = [self.features(x) for x in sample(_ITEMS if final else _ITEMS // 2)]
         features, raw = (torch.cat(tensors) for tensors in zip(*outputs, strict=True))
-        K, seed, w = config.quantizer.codewords, config.training.seed, self.feature_weight
+        K, seed = config.quantizer.codewords, config.training.seed
+        w = UNSEEN_FEATURES if self.unseen else config.posterior.feature_weight
         check_rows(raw, K)
         p = self.mean_posterior(raw)
         if not torch.isfinite(p).all():
@@ -542,7 +540,9 @@ class PosteriorCodes(CodeMethod):
         if self.A:
             tempered = self.tempered(posterior)
             classes = fit_class_codebooks(posterior, tempered, self.A, K, seed=seed)
-            parts = (posterior.cpu(), tempered.cpu(), targets.cpu())
-            weights = weights_of_parts(classes, words, *parts, w)
+        if 0 < self.A < self.M:
+            weights = weights_of_parts(
+                classes, words, posterior.cpu(), tempered.cpu(), targets.cpu(), w
+            )
         self.weights = nn.functional.normalize(weights.to(p.device), dim=0)
         self.place(classes, words)

@@ -72,8 +72,7 @@ class PseudoLabels:
     def of(self, rows: Rows) -> Floats:
         """Pseudo-labels of the items ``rows``, float32 [m, C]; zeros for unknown ones."""
         positions = np.searchsorted(self.rows, rows).clip(max=len(self.rows) - 1)
-        probabilities: Floats = self.p[positions] * (self.rows[positions] == rows)[:, None]
-        return probabilities
+        return np.asarray(self.p[positions] * (self.rows[positions] == rows)[:, None])
 
 
 def propagate_labels(
@@ -100,7 +99,6 @@ def propagate_labels(
     weight = labels_per_class * y.shape[1] / len(labelled)
     room = min(MOST_ITEMS, _MOST_PROBABILITIES // y.shape[1]) - len(labelled)
     if weight < LEAST_WEIGHT or room < min(len(unlabelled), len(labelled)):
-        log.info("labels are not propagated: there are %d, which is enough", len(labelled))
         return None
     pool = np.random.default_rng([seed, _CHOICE]).permutation(unlabelled)[:room]
     rounds = [(SAMPLE, LEAST_SHARE_OF_SAMPLE), (len(pool), LEAST_SHARE)]
@@ -173,9 +171,8 @@ def neighbour_graph(x: NDArray[np.float32], k: int = NEIGHBOURS) -> Any:
     unit = np.ascontiguousarray(
         x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), np.finfo(np.float32).tiny)
     )
-    centroids = faiss.IndexFlatIP(x.shape[1])
     index = faiss.IndexIVFFlat(
-        centroids, x.shape[1], max(1, n // _LIST), faiss.METRIC_INNER_PRODUCT
+        faiss.IndexFlatIP(x.shape[1]), x.shape[1], max(1, n // _LIST), faiss.METRIC_INNER_PRODUCT
     )
     index.cp.min_points_per_centroid, index.cp.max_points_per_centroid = 1, 64
     index.train(unit)
