@@ -142,8 +142,10 @@ def dot_rows(xq: Floats, xb: Floats) -> Floats:
 def hamming_tables(codes: Codes) -> Floats:
     """Return the negative Hamming distances of each four bits of binary codes uint8 [Q, size] to
     each number below 16, float32 [Q, 2 size, 16]."""
-    queries = unpack_codes(codes, 2 * codes.shape[1], 16)[:, :, None]
-    return np.negative(np.bitwise_count(queries ^ np.arange(16, dtype=np.uint8)), dtype=np.float32)
+    different = np.bitwise_count(
+        unpack_codes(codes, 2 * codes.shape[1], 16)[:, :, None] ^ np.arange(16, dtype=np.uint8)
+    )
+    return np.asarray(-different.astype(np.float32))
 
 
 class ProductCoder(Coder):
