@@ -73,7 +73,6 @@ class ProbabilityCoder(FloatFeatures):
     def __init__(self, classes: int) -> None:
         super().__init__(32 * classes)
         self.width = classes
-        self._store(classes)
 
 
 class SupervisedClassifier(TrainableMethod):
@@ -201,7 +200,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=numbers, default=(0, 1, 2))
     parser.add_argument("--bits", type=numbers, default=(12, 48))
     parser.add_argument("--steps", type=int, default=0, help="0: those of the default")
-    parser.add_argument("--size", type=int, default=96, help="pixels of a side")
+    parser.add_argument("--size", type=int, default=128, help="pixels of a side")
     work = Path(tempfile.gettempdir()) / "gpq-finetune"
     parser.add_argument("--work", type=Path, default=work)
     options = parser.parse_args()

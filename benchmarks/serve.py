@@ -283,7 +283,7 @@ def markdown(results: dict[str, Any]) -> str:
         f"{results['items']:,} items of {results['bits']} bits, simulated; {results['clients']} "
         "clients on the same machine, each with one query at a time, k = 10, vectors in JSON. One "
         "process serves, with one thread for searches. Latencies include the wait for processors."
-        f"\n\n{render(results['load'], 'markdown', digits=1)}"
+        f"\n\n{render(results['load'], 'markdown', digits=2)}"
     )
 
 

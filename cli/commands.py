@@ -24,8 +24,7 @@ what --set changes. Under torchrun several processes train together.
 Examples:
   gpq train digits --labelled 10-per-class --set network.backbone=mlp --out model
   gpq train features:clip.npy --labels labels.npy --bits 48 --out model
-  gpq train folder:signs --protocol transfer:'Balinese-*,Latin-*' \
---set posterior.unseen_classes=true --out model
+  gpq train folder:signs --protocol transfer --set posterior.unseen_classes=true --out model
   gpq train cifar10 --labelled 500-per-class --set network.backbone=vgg \
 --set network.weights=imagenet --device cuda --amp --out model
   torchrun --nproc-per-node 2 --no-python gpq train folder:photos \
@@ -59,8 +58,7 @@ Examples:
     "--protocol",
     default="1",
     show_default=True,
-    help="How queries are held out: 1, 2, transfer, gpq-authors or none; transfer:CLASSES (names "
-    "separated by commas, with wildcard *) names the unseen classes.",
+    help="How queries are held out: 1, 2, transfer or none.",
 )
 @click.option(
     "--queries",
@@ -372,7 +370,7 @@ def search(
       gpq search model codes.h5 queries.npy --allow-ids new.npy --out results.parquet
       gpq search model index.faiss digits --rows 0:8 --images digits --out ranked.png
     """
-    from gpq_faiss.data.arrays import read_ids
+    from gpq_faiss.data.tables import read_ids
     from gpq_faiss.files import atomic_path
     from gpq_faiss.stages.search import open_queries
 
@@ -503,9 +501,7 @@ Examples:
 )
 @click.argument("model")
 @click.argument("data")
-@click.option(
-    "--protocol", help="1, 2, transfer[:CLASSES] or gpq-authors.  [default: the training's]"
-)
+@click.option("--protocol", help="1, 2 or transfer.  [default: the training's]")
 @click.option(
     "--compare",
     default="",

@@ -93,7 +93,7 @@ Examples:
     help="Seeds of split, weights and batches, separated by commas.",
 )
 @click.option("--labelled", help="Labels for the training: N-per-class, a fraction or a file.")
-@click.option("--protocol", help="1, 2, transfer[:CLASSES] or gpq-authors.")
+@click.option("--protocol", help="1, 2 or transfer.")
 @click.option(
     "--preset",
     help="Settings of trained methods: recommended, paper or authors.",

@@ -25,14 +25,13 @@ DATA is a path; its type is detected, or given by a prefix such as features:
   hf:FOLDER                   a Hugging Face data set that save_to_disk wrote
   features:FILES              embeddings: .npy, .npz, .h5, .parquet ...; several: 'shard-*.npy', \
 or a folder
-FILE, FILES and tar files may be URLs (https://, s3:// ...)."""
+The FILES of webdataset may be URLs (https://, s3:// ...)."""
 
 READ: dict[str, click.ParamType[Any]] = {
     **dict.fromkeys(("ids", "names", "keep"), click.STRING),
     **dict.fromkeys(("root", "image_column", "label_column", "id_column", "vectors"), click.STRING),
     "concepts": click.INT,
     "max_bad": click.FLOAT,
-    "download": click.BOOL,
 }
 """Arguments of :func:`gpq_faiss.open_data` that ``--read`` takes, and their types."""
 

@@ -79,7 +79,6 @@ class LossConfig(_Section):
 
     lambda1: Weight = 0.1
     lambda2: Weight = 0.1
-    extra: dict[str, Weight] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

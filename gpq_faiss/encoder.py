@@ -20,14 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, Json, ValidationError
 
+from .codes.checks import named_rows
 from .codes.encode import encode as encode_vectors
-from .data.base import Dataset, FeatureDataset, scale_of, scale_warning, typical_scale
+from .data.base import Dataset, FeatureDataset
 from .data.images import to_images, to_vectors
-from .data.labels import rows_that
 from .data.reader import Reader
 from .errors import DataError, MismatchError, UsageError, needs, one_line, optional
 from .inputs import parse_json, reading
 from .progress import stage
+from .scale import scale_of, scale_warning, typical_scale
 
 if TYPE_CHECKING:
     import torch
@@ -106,7 +107,7 @@ class Embedder(ABC):
 
     @property
     def scale(self) -> dict[str, float]:
-        """Typical scale of the training's vectors (:func:`.data.base.scale_of`); empty if
+        """Typical scale of the training's vectors (:func:`.scale.scale_of`); empty if
         unknown.
         """
         return {}
@@ -129,7 +130,9 @@ class Embedder(ABC):
             )
             raise MismatchError(f"{self.source} {mismatch}: give features from the same extractor")
         message = (
-            scale_warning(self.scale, typical_scale(dataset), len(dataset)) if self.scale else None
+            scale_warning(self.scale, typical_scale(dataset), len(dataset))
+            if self.scale and isinstance(dataset, FeatureDataset)
+            else None
         )
         if message is not None and message not in dataset.notes:
             dataset.notes.append(message)
@@ -161,10 +164,9 @@ class Embedder(ABC):
                 if not fine.all():
                     fault = (
                         "a zero or infinite sub-vector after the network, which has no direction "
-                        "and so no code"
+                        f"and so no code, in {named_rows(batch[ok][~fine])}"
                     )
-                    bad = rows_that(batch[ok][~fine], "have")
-                    raise DataError(f"{dataset.name}: {bad} {fault}: leave such rows out")
+                    raise DataError(f"{dataset.name}: {fault}: leave such rows out")
                 yield batch[ok], vectors
                 encoding.advance(len(batch))
 
@@ -237,7 +239,7 @@ class Encoder(Embedder):
 
     @property
     def scale(self) -> dict[str, float]:
-        """Typical scale of the training's vectors (:func:`.data.base.scale_of`); empty if
+        """Typical scale of the training's vectors (:func:`.scale.scale_of`); empty if
         unknown.
         """
         return dict((self.model.description.get("data") or {}).get("scale", {}))

@@ -19,10 +19,11 @@ import os
 import platform
 import secrets
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
+import platformdirs
 from filelock import FileLock, Timeout
 
 from .errors import BusyError, DataError, OutputExistsError, UsageError, one_line
@@ -243,3 +244,24 @@ def fingerprint(*contents: bytes | str) -> str:
         data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()[:16]
+
+
+def content_of(files: Iterable[str | os.PathLike[str]], limit: int = 64 << 20) -> str:
+    """Return a hash over sizes and contents of files: all bytes up to ``limit``, else four evenly
+    spaced blocks of a quarter of it. Files that cannot be read are left out.
+    """
+    digest = hashlib.sha256()
+    for path in files:
+        with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            digest.update(b"%d " % size)
+            for i in range(4 if size > limit else 1):
+                file.seek(i * (size - limit // 4) // 3)
+                digest.update(file.read(limit // 4 if size > limit else limit))
+    return digest.hexdigest()
+
+
+def cache_folder() -> Path:
+    """Return the folder of what is downloaded or copied."""
+    folder = os.environ.get("GPQ_CACHE") or platformdirs.user_cache_dir("gpq-faiss")
+    return Path(folder).expanduser()

@@ -1,8 +1,8 @@
 """Plugins of other packages, found by entry points.
 
-The groups are ``gpq_faiss.methods``, ``.backbones``, ``.losses`` and ``.data``. The name of an
-entry point is the name that users give; its object is imported when the name is used. Built-in
-names cannot be replaced.
+The groups are ``gpq_faiss.methods`` and ``gpq_faiss.backbones``. The name of an entry point is the
+name that users give; its object is imported when the name is used. Built-in names cannot be
+replaced.
 """
 
 from __future__ import annotations
@@ -16,13 +16,7 @@ from typing import Any, Literal
 
 from .errors import GpqError, UsageError, one_line
 
-Kind = Literal["methods", "backbones", "losses", "data"]
-_SINGULAR = {
-    "methods": "method",
-    "backbones": "backbone",
-    "losses": "loss",
-    "data": "source of data",
-}
+Kind = Literal["methods", "backbones"]
 
 
 @dataclass(frozen=True)
@@ -67,8 +61,10 @@ class Plugin:
             ) from error
 
     def error(self, problem: str) -> UsageError:
-        """Return an error such as ``"the loss 'mine' of mypackage 1.0 cannot be loaded (...)"``."""
-        return UsageError(f"the {_SINGULAR[self.kind]} '{self.name}' of {self.origin} {problem}")
+        """Return an error such as ``"the method 'b' of mypackage 1.0 cannot be loaded (...)"``."""
+        return UsageError(
+            f"the {self.kind.removesuffix('s')} '{self.name}' of {self.origin} {problem}"
+        )
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 import time
@@ -19,48 +20,38 @@ INTERVAL = 10.0
 
 
 class Stage:
-    """A stage of the work.
-
-    Attributes:
-        name: name of the stage.
-        total: number of units; 0 if unknown.
-        unit: the unit, a singular noun.
-        done: units done so far.
-    """
+    """A stage of the work: ``bar`` counts its units."""
 
     def __init__(self, name: str, total: int, unit: str, done: int) -> None:
-        self.name, self.total, self.unit, self.done, self.first = name, total, unit, done, done
-        self.began = time.monotonic()
-        self.due = self.began + INTERVAL
         self.terminal = sys.stderr.isatty() and log.isEnabledFor(logging.INFO)
-        text = None if total else "{desc} ..."
+        self.began = self.logged = time.monotonic()
         self.bar = tqdm(
             desc=name,
-            total=total,
+            total=total or None,
             unit=unit,
             initial=done,
             leave=False,
             dynamic_ncols=True,
-            bar_format=text,
-            disable=not self.terminal,
+            mininterval=0.1 if self.terminal else INTERVAL,
+            bar_format=None if total else "{desc} ...",
+            file=sys.stderr if self.terminal else io.StringIO(),
         )
 
     def __str__(self) -> str:
         """Return a line such as ``training:  38% 300/800 [00:12<00:20, 25.00step/s]``."""
-        seconds = time.monotonic() - self.began
-        if not self.total:
-            return f"{self.name}: {tqdm.format_interval(seconds)}"
-        counted = {"prefix": self.name, "unit": self.unit, "initial": self.first}
-        return str(tqdm.format_meter(self.done, self.total, seconds, ncols=0, **counted))
+        figures = self.bar.format_dict | {"ncols": 0}
+        if not self.bar.total:
+            figures |= {"bar_format": "{desc}: {elapsed}"}
+        return str(tqdm.format_meter(**figures))
 
     def advance(self, n: int = 1) -> None:
         """Count n more units."""
-        self.done += n
         self.bar.update(n)
         clock = time.monotonic()
-        if not self.terminal and clock >= self.due:
+        wait = max(INTERVAL, (self.logged - self.began) / 4)
+        if not self.terminal and clock >= self.logged + wait:
+            self.logged = clock
             log.info("%s", self)
-            self.due = clock + max(INTERVAL, (clock - self.began) / 4)
 
 
 @contextmanager

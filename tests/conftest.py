@@ -1,16 +1,20 @@
 """Settings of all tests, and the products that tests of several rooms share."""
 
+import functools
 import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from commands import SETTINGS, Shop, clusters, done
+from filelock import FileLock
 from hypothesis import settings
 from PIL import Image
 
+from gpq_faiss import compiled
 from gpq_faiss.errors import GpqError
 
 MEMORY = "/dev/shm"  # noqa: S108  (a file system in memory: on a disk, every output waits for it)
@@ -34,20 +38,50 @@ def _one_line(error: GpqError, *messages: object) -> None:
 setattr(GpqError, "__init__", _one_line)  # noqa: B010
 
 
+@functools.cache
+def _lock(name: str) -> FileLock:
+    """The lock of a loop or a product, for all workers of pytest-xdist."""
+    return FileLock(Path(__file__).with_name("__pycache__") / f"{name}.lock", timeout=120)
+
+
+class _SharedCache(compiled._Cache):
+    """A cache for processes that wait for the first one, which compiles a loop for all."""
+
+    def load_overload(self, *arguments: Any) -> Any:
+        overload = super().load_overload(*arguments)
+        if overload is None:
+            _lock(self._py_func.__qualname__).acquire()
+            overload = super().load_overload(*arguments)
+            if overload is not None:
+                _lock(self._py_func.__qualname__).release()
+        return overload
+
+    def save_overload(self, *arguments: Any) -> None:
+        super().save_overload(*arguments)
+        _lock(self._py_func.__qualname__).release()
+
+
+compiled._Cache = _SharedCache
+
+
 @pytest.fixture(scope="session")
 def encoders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
-    """Make a model of features, and its network in ONNX and for torch."""
+    """Make a model of features, and its network in ONNX and for torch, once for all workers."""
     from model_factory import make_model
 
     from gpq_faiss import export_encoder
 
-    model, folder = (
-        make_model(tmp_path_factory.mktemp("model") / "m", M=5),
-        tmp_path_factory.mktemp("files"),
-    )
-    return model, *(
-        export_encoder(model, folder / f"encoder.{suffix}") for suffix in ("onnx", "pt2")
-    )
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    names = ("model", "encoder.onnx", "encoder.pt2")
+    model, *files = (folder / "encoders" / name for name in names)
+    with _lock("encoders"):
+        if not files[-1].exists():
+            make_model(model, M=5)
+            for file in files:
+                export_encoder(model, file)
+    return model, *files
 
 
 @pytest.fixture(scope="session")

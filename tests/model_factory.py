@@ -81,7 +81,7 @@ def make_model(
                 buffer.copy_(torch.rand(buffer.shape, generator=generator) + 0.5)
     network.eval()
     # A query, a labelled item and two of the database, of a training that never was.
-    split = Split.of(4, "1", 0, query=[0], labelled=[1], unlabelled=[2], database=[2, 3])
+    split = Split(4, "1", 0, *map(np.array, ([0], [1], [2], [2, 3])))
     description = {
         "method": "gpq",
         "config": to_dict(config),

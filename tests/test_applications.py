@@ -74,18 +74,6 @@ def test_langchain(names):
     assert "a new text" in texts
 
 
-def test_langchain_without_the_distance_keeps_the_worse_results(names):
-    pytest.importorskip("langchain_community", reason="needs langchain-community")
-    play("LangChain", names)
-    store = names["FAISS"].load_local(
-        "store", names["embeddings"], allow_dangerous_deserialization=True
-    )
-    limit = best(names)[0][2]
-    query = names["xq"][0].tolist()
-    results = store.similarity_search_with_score_by_vector(query, k=5, score_threshold=limit)
-    assert max(score for _, score in results) <= limit
-
-
 def test_llama_index(names):
     pytest.importorskip("llama_index.vector_stores.faiss", reason="needs llama-index")
     play("LlamaIndex", names)

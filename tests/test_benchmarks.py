@@ -5,11 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import finetune
 import pytest
-import torch
 
-from gpq_faiss.methods.trainable import TrainingBatch
 from tools.fuzz import run
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
@@ -24,25 +21,10 @@ def test_every_script_says_how_to_call_it(name, monkeypatch, capsys):
     assert f"python benchmarks/{name}.py" in capsys.readouterr().out
 
 
-def test_the_classifier_learns_the_shares_of_the_labels():
-    torch.manual_seed(0)
-    method = finetune.SupervisedClassifier(torch.nn.Linear(5, 3), 3)
-    x = torch.randn(6, 5)
-    y = torch.tensor([[1.0, 0, 0], [0, 1, 1], [1, 1, 1], [0, 0, 1], [0, 1, 0], [1, 0, 1]])
-    p = method(x).detach()
-    torch.testing.assert_close(p.sum(dim=1), torch.ones(6))
-    naive = (
-        -sum(float(y[i, c] / y[i].sum()) * float(p[i, c].log()) for i in range(6) for c in range(3))
-        / 6
-    )
-    loss = method.losses(TrainingBatch(x, y, 0, 1, torch.Generator()), amp=False)["total"]
-    assert float(loss.detach()) == pytest.approx(naive, rel=1e-5)
-
-
 @pytest.mark.slow
 def test_killed_commands_end_in_equal_products_and_leave_nothing():
     """In a process of its own: it forks, which one with threads must not."""
-    options = ["--step", "9", "--only", "index, replacing", "--kills", "1"]
+    options = ["--step", "9", "--only", "index, replacing", "--kills", "3"]
     script = [sys.executable, str(FOLDER / "kills.py"), *options]
     result = subprocess.run(script, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -51,7 +33,7 @@ def test_killed_commands_end_in_equal_products_and_leave_nothing():
 
 
 def test_mutated_files_neither_crash_nor_hang():
-    outcome = run(300)
+    outcome = run(120)  # each kind of file in each way
     assert outcome.failed == []
-    assert outcome.read > 10
-    assert outcome.refused > 60
+    assert outcome.read > 4
+    assert outcome.refused > 24

@@ -12,7 +12,7 @@ PACKAGE = ROOT / "gpq_faiss"
 # fmt: off
 LAYERS = [
     "errors", "plugins", "inputs", "progress", "files", "signals", "compiled", "evaluation",
-    "codes", "config", "report", "store", "faissio", "data", "indexes", "nn", "losses",
+    "codes", "config", "report", "store", "faissio", "data", "scale", "indexes", "nn", "losses",
     "gpu", "methods", "training", "encoder", "stages", "cluster", "serve", "experiment",
 ]
 # fmt: on

@@ -103,13 +103,6 @@ def test_a_model_without_queries_cannot_be_evaluated(tmp_path):
         evaluate(model, digits())
 
 
-def test_with_every_label_the_database_is_what_was_trained_on(tmp_path):
-    model = train(digits(), tmp_path / "m", config=FEW)
-    result = evaluate(model, digits())
-    assert any("trained on" in note for note in result.notes)
-    assert result.ranking.n_database == len(load_split(model / "split.json").labelled)
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("amp", [False, True])

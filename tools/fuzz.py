@@ -111,9 +111,10 @@ def seeds(folder: Path) -> list[Seed]:
         *(Seed(path, _search) for path in (index, lists, codes)),
         *(Seed(path, _items) for path in (items_path(index), changes_path(index))),
         *(Seed(path, _describe) for path in (index, lists, codes)),
+        Seed(folder / "features.h5", _describe),
         *(
             Seed(folder / f"features.{suffix}", _vectors)
-            for suffix in ("npy", "npz", "hdf5", "parquet", "h5")
+            for suffix in ("npy", "npz", "hdf5", "parquet")
         ),
         *(Seed(model / name, _model) for name in ("model.safetensors", "config.json")),
     ]

@@ -118,8 +118,8 @@ def encode_on_ray(
             log.info("%s is written", row["path"])
             unreadable -= row["rows"]
     message = f"{unreadable:,} of {n:,} images cannot be read"
-    if above := dataset.above_limit(unreadable):
-        raise DataError(f"{message}; {above}")
+    if unreadable > dataset.max_bad * n:
+        raise DataError(f"{message}: repair them, or raise --read max_bad")
     if unreadable:
         log.warning("%s, and were left out", message)
     return [Path(str(shard["path"])) for shard in shards]

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..codes.checks import named_rows
 from ..errors import DataError
-from ..files import fingerprint
+from ..files import content_of, fingerprint
 from ..store.hdf5 import Texts, as_texts
-from .arrays import Matrix
-from .images import MIN_SIDE, BrokenImageError, decode_image, open_image, shown
-from .labels import Labels, Rows, row_numbers, rows_that
-from .paths import content_of
+from .images import BrokenImageError, shown, to_pixels
+from .labels import Labels, Rows, row_numbers
+from .tables import Matrix
 
 
 @dataclass(kw_only=True)
@@ -85,19 +84,16 @@ class Dataset(ABC):
         allows.
         """
         self.bad.setdefault(i, f"{name}: {reason}")
-        if above := self.above_limit(len(self.bad)):
-            raise DataError(f"{self.bad_summary()}; {above}")
-
-    def above_limit(self, count: int) -> str:
-        """Return the message on so many bad images; empty within the limit."""
-        limit = f"{100 * self.max_bad:g} %"
-        message = f"that is above the limit of {limit}: repair them, or raise --read max_bad"
-        return message if count > self.max_bad * len(self) else ""
+        if len(self.bad) > self.max_bad * len(self):
+            raise DataError(
+                f"{self.bad_summary()}; above the limit of {100 * self.max_bad:g} %: repair them, "
+                "or raise --read max_bad"
+            )
 
     def bad_summary(self) -> str:
         """Return ``"3 of 1,000 images cannot be read (a.jpg: not found; ...)"``."""
-        first = [*list(self.bad.values())[:5], *["..."] * (len(self.bad) > 5)]
-        return f"{len(self.bad):,} of {len(self):,} images cannot be read ({'; '.join(first)})"
+        reasons = [*list(self.bad.values())[:5], *["..."] * (len(self.bad) > 5)]
+        return f"{len(self.bad):,} of {len(self):,} images cannot be read ({'; '.join(reasons)})"
 
 
 @dataclass(kw_only=True)
@@ -111,10 +107,13 @@ class FeatureDataset(Dataset):
     kind: Literal["images", "features"] = "features"
 
     def __post_init__(self) -> None:
-        shape, dtype = tuple(self.matrix.shape), self.matrix.dtype
-        if len(shape) != 2 or 0 in shape or dtype.kind not in "fiu":
+        if (
+            len(self.matrix.shape) != 2
+            or 0 in self.matrix.shape
+            or self.matrix.dtype.kind not in "fiu"
+        ):
             raise DataError(
-                f"{self.name} is {dtype} {list(shape)}"
+                f"{self.name} is {self.matrix.dtype} {list(self.matrix.shape)}"
                 f": numbers [N, width] are needed, one row per item"
             )
         super().__post_init__()
@@ -131,26 +130,18 @@ class FeatureDataset(Dataset):
         """Return float32 [n, width], C-contiguous. Raises DataError: NaN, infinity or a zero
         row.
         """
-        numbers = row_numbers(rows, len(self))
-        run = len(numbers) and (np.diff(numbers) == 1).all()
-        selection = slice(int(numbers[0]), int(numbers[-1]) + 1) if run else numbers
         with np.errstate(over="ignore"):  # float64 beyond the range of float32 becomes infinity
-            x = np.ascontiguousarray(self.matrix[selection], dtype=np.float32)
+            x = np.ascontiguousarray(self.matrix[rows], dtype=np.float32)
         # 0 for a zero row, not finite for NaN and infinity; float64 avoids overflow and underflow.
         square = np.einsum("nd,nd->n", x, x, dtype=np.float64)
-        for bad, verb, subject in (
-            (numbers[~np.isfinite(square)], "hold", "NaN or infinity"),
-            (numbers[square == 0.0], "are", "all zero (no direction)"),
-        ):
-            if len(bad):
-                raise DataError(
-                    f"{self.name}: {rows_that(bad, verb)} {subject}"
-                    f": repair such rows or leave them out"
-                )
+        wrong = np.flatnonzero(~np.isfinite(square) | (square == 0.0))
+        if len(wrong):
+            raise DataError(
+                f"{self.name}: NaN, infinity or only zeros (no direction) in "
+                f"{named_rows(row_numbers(rows, len(self))[wrong])}"
+                ": repair such rows or leave them out"
+            )
         return x
-
-
-Pixels = NDArray[np.uint8]
 
 
 @dataclass(kw_only=True)
@@ -166,8 +157,8 @@ class ImageDataset(Dataset):
     """
 
     paths: Sequence[str] = field(default=(), repr=False)
-    fetch: Callable[[int], bytes | str | Pixels] | None = field(default=None, repr=False)
-    pixels: Pixels | None = field(default=None, repr=False)
+    fetch: Callable[[int], Any] | None = field(default=None, repr=False)
+    pixels: NDArray[np.uint8] | None = field(default=None, repr=False)
     mirrors: bool = True
     kind: Literal["images", "features"] = "images"
 
@@ -177,34 +168,24 @@ class ImageDataset(Dataset):
     @functools.cached_property
     def native_size(self) -> int | None:
         """Side in pixels if 64 evenly spaced images are squares of one size, else None."""
-        sides: set[tuple[int, ...]] = set()
-        for i in np.unique(np.linspace(0, len(self) - 1, num=min(64, len(self))).astype(np.int64)):
-            # Whether an image is broken is for read() to find and count.
-            with contextlib.suppress(Exception), open_image(self._source(int(i))) as image:
-                sides.add(image.size)
-        width, height = sides.pop() if len(sides) == 1 else (0, 1)
-        return width if width == height and width >= MIN_SIDE else None
+        sample = np.unique(np.linspace(0, len(self) - 1, num=64).astype(np.int64))
+        sides = {
+            side for image in self.read(sample) if image is not None for side in image.shape[:2]
+        }
+        return sides.pop() if len(sides) == 1 else None
 
-    def _source(self, i: int) -> bytes | str | Pixels:
-        if self.pixels is None:
-            return self.paths[i] if self.fetch is None else self.fetch(i)
-        return self.pixels[i] if self.pixels.ndim == 4 else np.stack([self.pixels[i]] * 3, axis=2)
-
-    def read(self, rows: Rows) -> list[Pixels | None]:
+    def read(self, rows: Rows) -> list[NDArray[np.uint8] | None]:
         """Return images [H, W, 3]; None for broken or missing ones, which :attr:`bad` counts."""
-        out: list[Pixels | None] = []
-        for i in row_numbers(rows, len(self)).tolist():
-            try:
-                source = self._source(i)
-                out.append(source if isinstance(source, np.ndarray) else decode_image(source))
-            except BrokenImageError as error:
-                self.add_bad(i, shown(self.paths[i]), error.why)
-                out.append(None)
-        return out
+        return [self.image(i) for i in row_numbers(rows, len(self)).tolist()]
 
-    def image_path(self, i: int) -> str | None:
-        """Return the path of image ``i``, if it is a file."""
-        return self.paths[i] if self.fetch is None and self.paths else None
+    def image(self, i: int) -> NDArray[np.uint8] | None:
+        """Return the image of row ``i``, [H, W, 3]; None if it cannot be read."""
+        try:
+            source = self.paths[i] if self.pixels is None else self.pixels[i]
+            return to_pixels(self.fetch(i) if self.fetch else source, self.name)
+        except BrokenImageError as error:
+            self.add_bad(i, shown(self.paths[i]), error.why)
+            return None
 
 
 def image_files(
@@ -212,68 +193,12 @@ def image_files(
 ) -> ImageDataset:
     """Make a data set of image files; missing ones are counted at once.
 
-    The fingerprint covers names and contents (:func:`.paths.content_of`), not times: a copy
+    The fingerprint covers names and contents (:func:`..files.content_of`), not times: a copy
     elsewhere has the same.
     """
-    missing = [i for i, path in enumerate(paths) if not os.path.isfile(path)]
-    files = [path for path in paths if os.path.isfile(path)] if missing else paths
-    mark = fingerprint("images", *names, content_of(files, 16 << 10))
+    mark = fingerprint("images", *names, content_of(paths, 16 << 10))
     attributes["texts"] = {"name": as_texts(names)} | attributes.get("texts", {})
     dataset = ImageDataset(name=name, fingerprint=mark, paths=paths, **attributes)
-    for i in missing:
+    for i in [i for i, path in enumerate(paths) if not os.path.isfile(path)]:
         dataset.add_bad(i, shown(paths[i]), "not found")
     return dataset
-
-
-# Scale: embeddings at another scale than the training's get wrong codes
-# ----------------------------
-
-_NAMES = ("norm", "least_norm", "largest_norm", "low", "high")
-_FACTOR = 1.5  # between scales of the same embeddings
-_FEW = 10  # vectors, whose norms may be far from the median
-
-
-def scale_of(x: NDArray[Any]) -> dict[str, float]:
-    """Return the scale of vectors [n, width], or nothing without finite ones.
-
-    It is the median of their norms, percentiles 1 and 99 of the norms, and of all numbers.
-    """
-    x = np.asarray(x, np.float64)
-    norms = np.linalg.norm(x, axis=1)
-    fine = np.isfinite(norms)
-    if not fine.any():
-        return {}
-    values = [*np.percentile(norms[fine], (50, 1, 99)), *np.percentile(x[fine], (1, 99))]
-    return dict(zip(_NAMES, map(float, values), strict=True))
-
-
-def typical_scale(dataset: Dataset, sample: int = 1000) -> dict[str, float]:
-    """Return the scale of about ``sample`` vectors, in eight evenly spaced blocks; of images {}."""
-    if not isinstance(dataset, FeatureDataset):
-        return {}
-    starts = np.linspace(0, max(0, len(dataset) - sample // 8), num=8).astype(np.int64)
-    rows = np.unique((starts[:, None] + np.arange(sample // 8)).clip(max=len(dataset) - 1))
-    return scale_of(np.asarray(dataset.matrix[rows]))
-
-
-def scale_warning(
-    expected: Mapping[str, float], measured: Mapping[str, float], n: int
-) -> str | None:
-    """Return a warning if ``n`` vectors are not ``measured`` at the ``expected`` scale."""
-    if not expected or not measured or not measured["norm"]:
-        return None
-    least, largest = ("least_norm", "largest_norm") if n < _FEW else ("norm", "norm")
-    is_same = expected[least] / _FACTOR <= measured["norm"] <= expected[largest] * _FACTOR
-    shift = max(abs(measured[end] - expected[end]) for end in ("low", "high"))
-    extent = expected["high"] - expected["low"]
-    if is_same and (n < _FEW or shift <= (_FACTOR - 1) * extent):
-        return None
-    norms, ranges = [
-        f"norms of about {scale['norm']:.3g} and numbers from {scale['low']:.3g} "
-        f"to {scale['high']:.3g}"
-        for scale in (measured, expected)
-    ]
-    return (
-        f"the vectors have {norms}, those of the training have {ranges}: scale (here by "
-        f"{expected['norm'] / measured['norm']:.3g}) or shift them as for the training"
-    )

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,6 @@ from ..errors import DataError, one_line
 
 MAX_PIXELS = 64 * 1024 * 1024
 """Maximum pixels of an image, checked by its header before decoding."""
-MIN_SIDE = 2
-"""Minimum side in pixels; images of one pixel are placeholders of failed downloads."""
 IMAGE_SUFFIXES = frozenset(
     [
         ".jpg",
@@ -60,12 +59,12 @@ def shown(name: str) -> str:
 
 def is_image_name(name: str) -> bool:
     """Return whether a name is that of an image file, and not hidden (``._a.jpg`` of macOS)."""
-    base = os.path.basename(name)
-    return not base.startswith(".") and os.path.splitext(base)[1].lower() in IMAGE_SUFFIXES
+    path = PurePath(name)
+    return not path.name.startswith(".") and path.suffix.lower() in IMAGE_SUFFIXES
 
 
 def decode_image(
-    source: bytes | str | os.PathLike[str] | Image.Image,
+    source: bytes | bytearray | str | os.PathLike[str] | Image.Image,
     *,
     name: str | None = None,
     max_pixels: int = MAX_PIXELS,
@@ -83,13 +82,16 @@ def decode_image(
     """
     name = name or (shown(os.fspath(source)) if isinstance(source, str | os.PathLike) else "image")
     try:
-        with open_image(source) as image:
-            width, height = image.size
-            if not (min(width, height) >= MIN_SIDE and width * height <= max_pixels):
-                limits = f"at least {MIN_SIDE} x {MIN_SIDE} and at most {max_pixels:,} are allowed"
-                raise ValueError(f"{width} x {height} pixels: {limits}")
-            image.load()
-            return _to_rgb(image)
+        if not isinstance(source, Image.Image):
+            data = source if isinstance(source, bytes | bytearray) else Path(source).read_bytes()
+            source = Image.open(io.BytesIO(data), formats=_FORMATS)
+        if min(source.size) < 2 or source.width * source.height > max_pixels:
+            raise ValueError(  # one pixel is the placeholder of a failed download
+                f"{source.width} x {source.height} pixels: at least 2 x 2 and at most "
+                f"{max_pixels:,} are allowed"
+            )
+        source.load()
+        return _to_rgb(source)
     except FileNotFoundError:
         reason = "not found"
     except UnidentifiedImageError:
@@ -97,18 +99,6 @@ def decode_image(
     except Exception as error:  # malformed bytes raise nearly all of them
         reason = f"cannot be decoded ({one_line(error)})"
     raise BrokenImageError(name, reason)
-
-
-def open_image(
-    source: bytes | str | os.PathLike[str] | Image.Image | NDArray[np.uint8],
-) -> contextlib.AbstractContextManager[Image.Image]:
-    """Return an image whose header is read."""
-    if isinstance(source, Image.Image):
-        return contextlib.nullcontext(source)  # its owner closes it
-    if isinstance(source, np.ndarray):
-        return Image.fromarray(source)
-    file = io.BytesIO(source) if isinstance(source, bytes) else source
-    return Image.open(file, formats=_FORMATS)
 
 
 def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
@@ -124,10 +114,10 @@ def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
         return np.stack([grey.astype(np.uint8)] * 3, axis=2)
     if mode in {"I", "F"}:
         raise ValueError("32-bit pixels have no fixed range: convert it to 8 or 16 bits")
-    if "A" in mode or "a" in mode or "transparency" in image.info:
+    if image.has_transparency_data:
         # On white, as in a browser; dropping alpha would reveal hidden colours.
-        rgba = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", rgba.size, (255, 255, 255, 255)), rgba)
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return np.array(image.convert("RGB"), dtype=np.uint8)
 
 
@@ -165,24 +155,20 @@ def to_images(values: Any, size: int) -> NDArray[np.uint8]:
     if isinstance(values, _ENCODED):
         values = [values]
     elif not isinstance(values, list | tuple):
-        values = as_array(values, "images")
-        if values.dtype == np.uint8 and values.shape[1:] == (3, size, size):
-            return np.require(values, requirements=("C", "W"))  # as torch requires
+        values = np.atleast_1d(as_array(values, "images"))
         if values.ndim == 2 or (values.ndim == 3 and 3 in (values.shape[0], values.shape[2])):
             values = values[None]
-        if values.ndim not in (3, 4):
-            raise DataError(f"images: {values.dtype} {list(values.shape)}, expected {_SHAPES}")
-    pixels = (to_pixels(value, f"image {i}") for i, value in enumerate(values))
-    planes = [resize_square(image, size).transpose(2, 0, 1) for image in pixels]
-    return np.stack(planes) if planes else np.empty((0, 3, size, size), np.uint8)
+    pixels = [resize_square(to_pixels(x, f"image {i}"), size) for i, x in enumerate(values)]
+    return np.array(pixels, np.uint8).reshape(-1, size, size, 3).transpose(0, 3, 1, 2)
 
 
 def as_array(value: Any, location: str) -> NDArray[Any]:
     """Convert an array, tensor, or list of them, to an array of numbers. Raises DataError: not
     numbers.
     """
-    plain = [without_gradient(v) for v in value] if isinstance(value, list | tuple) else value
-    array = checks.as_array(without_gradient(plain), location)
+    is_list = isinstance(value, list | tuple)
+    plain = [without_gradient(item) for item in value] if is_list else without_gradient(value)
+    array = checks.as_array(plain, location)
     if array.dtype.kind not in "fiu":
         raise DataError(
             f"{location}: {type(value).__name__} is not an array of numbers, nor an image"
@@ -195,24 +181,18 @@ def to_pixels(value: Any, location: str) -> NDArray[np.uint8]:
     BrokenImageError: it cannot be decoded.
     """
     if isinstance(value, _ENCODED):
-        name = None if isinstance(value, str | os.PathLike) else location
-        return decode_image(bytes(value) if isinstance(value, bytearray) else value, name=name)
+        return decode_image(value, name=None if isinstance(value, str | os.PathLike) else location)
     array = as_array(value, location)
     if array.ndim == 2:
         array = np.stack([array] * 3, axis=2)
     elif array.ndim == 3 and array.shape[2] != 3 and array.shape[0] == 3:
         array = array.transpose(1, 2, 0)
-    if array.ndim != 3 or array.shape[2] != 3 or 0 in array.shape:
-        raise DataError(f"{location}: {list(array.shape)}, expected {_SHAPES}")
-    if array.dtype.kind == "f" and array.min() >= 0 and array.max() <= 1:
-        array = np.round(array * 255)
-    elif array.dtype != np.uint8:
-        raise DataError(
-            f"{location}: "
-            f"{array.dtype} from {array.min():g} to {array.max():g}"
-            f": uint8, or floats from 0 to 1, are needed"
-        )
-    return np.ascontiguousarray(array, dtype=np.uint8)
+    is_unit = array.dtype.kind == "f" and array.size and array.min() >= 0 and array.max() <= 1
+    is_image = array.ndim == 3 and array.shape[2] == 3 and array.size
+    if not is_image or not (is_unit or array.dtype == np.uint8):
+        expected = f"expected uint8, or floats from 0 to 1, {_SHAPES}"
+        raise DataError(f"{location}: {array.dtype} {list(array.shape)}, {expected}")
+    return np.ascontiguousarray(np.round(array * 255) if is_unit else array, dtype=np.uint8)
 
 
 def to_vectors(values: Any, width: int) -> NDArray[np.float32]:
@@ -220,6 +200,7 @@ def to_vectors(values: Any, width: int) -> NDArray[np.float32]:
     DataError: not numbers, or of another width.
     """
     array = as_array(values, "items to embed")
-    array = array[None] if array.shape == (width,) else array
-    vectors = checks.check_vectors(array, width, name="items to embed", finite=False)
-    return np.require(vectors, requirements="W")  # as torch requires
+    return np.require(  # writeable, as torch requires
+        checks.check_vectors(np.atleast_2d(array), width, name="items to embed", finite=False),
+        requirements="W",
+    )

@@ -5,68 +5,314 @@ from __future__ import annotations
 import logging
 import os
 import re
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from ..errors import DataError, UsageError, unknown
-from ..files import fingerprint
+from ..errors import DataError, UsageError, one_line, optional
+from ..files import cache_folder, content_of, fingerprint
 from ..inputs import parse_json, read_text, reading
-from ..plugins import Plugin, find_plugin, plugin_names
 from ..store.hdf5 import as_texts
-from .arrays import read_ids, whole_numbers
-from .base import Dataset
-from .images import IMAGE_SUFFIXES, shown, without_gradient
-from .labels import ROW, WHOLE, class_notes, composed, labels_note, labels_of, plain_text
-from .paths import files_of, is_url, local_path, without_secrets
-from .sources import (
-    open_array,
-    open_files,
-    open_frame,
-    open_hf,
-    open_image,
-    open_items,
-    open_list,
-    open_webdataset,
+from .base import Dataset, FeatureDataset, ImageDataset, image_files
+from .images import IMAGE_SUFFIXES, BrokenImageError, as_array, to_pixels, without_gradient
+from .labels import (
+    ROW,
+    WHOLE,
+    Labels,
+    class_notes,
+    composed,
+    labels_note,
+    labels_of,
+    named,
+    plain_text,
 )
 from .standard import open_digits, open_folder, open_nuswide, open_published
-from .tables import FORMS as ENDINGS
-from .tables import ITEMS, LABELS, Options, Table, file_form, frame_table, open_tables, usual
+from .tables import (
+    ENDINGS,
+    PLAIN,
+    Options,
+    Table,
+    expanded,
+    file_form,
+    files_of,
+    frame_table,
+    natural_order,
+    open_tables,
+    read_ids,
+    table_of_records,
+    usual,
+)
 
 log = logging.getLogger(__name__)
 
+# Tables -------------------------------------------------------------------------------------------
 
-class Source(NamedTuple):
-    """A form of a DATA argument: what follows its name, its opener, and the options that it takes
-    besides those of all."""
 
-    usage: str
-    open: Callable[[Any, Options], Dataset]
-    takes: str = ""
+def open_table(name: str, table: Table, o: Options, mark: str = "", folder: str = "") -> Dataset:
+    """Open the images below ``folder`` that a column of paths lists, or vectors.
+
+    A column of lists goes before paths of images, and these before columns of numbers.
+    """
+    lists = [column for column in table.of_kind("list") if usual("labels", [column]) is None]
+    has_vectors = o.vectors is not None or (lists and o.image_column is None)
+    image = None if has_vectors else table.image_column(o.image_column)
+    if image is None:
+        attributes, (matrix, note) = table.attributes(o), table.vectors(o)
+        attributes["notes"] += [note] * (len(table.kinds) > 1)
+        mark = mark or fingerprint("table", np.ascontiguousarray(matrix[:]).tobytes())
+        return FeatureDataset(name=name, fingerprint=mark, matrix=matrix, **attributes)
+    if table.kinds[image] != "image":
+        listed = table.texts(image).tolist()
+        paths = [os.path.join(folder, text.replace("\\", "/")) for text in listed]
+        if not any(map(os.path.isfile, paths)):
+            raise DataError(
+                f"{table.source}: none of its {len(paths):,} images exists "
+                f"({', '.join(paths[:1])}, for one): give their folder with --read root=DIR"
+            )
+        return image_files(name, paths, listed, max_bad=o.max_bad, **table.attributes(o, image))
+    attributes = table.attributes(o)
+
+    def fetch(i: int) -> bytes | str:
+        value = table.rows[image][i].as_py() or {}
+        encoded = value if isinstance(value, bytes) else value.get("bytes") or value.get("path")
+        if encoded is None:
+            raise BrokenImageError(f"row {i}", "there is no image in this row")
+        return encoded
+
+    names = attributes["texts"].get("name", range(len(table.rows)))
+    options = {"paths": [f"{name}!{text}" for text in names], "max_bad": o.max_bad, **attributes}
+    return ImageDataset(name=name, fingerprint=mark, fetch=fetch, **options)
+
+
+def open_files(path: str, o: Options = PLAIN, *, form: str = "features") -> Dataset:
+    """Open files of one table, or a folder of them, as vectors or as images.
+
+    A folder holds files of one form, or ``img_emb/`` and ``metadata/`` as clip-retrieval writes
+    them.
+    """
+    files, name, metadata = files_of(path), f"{form}:{path}", []
+    folder = str(files[0].parent) if o.root is None else os.path.expanduser(o.root)
+    if files[0].is_dir():
+        root = files[0].parent if files[0].name == "img_emb" else files[0]
+        files, metadata = tables_in(root / "img_emb"), tables_in(root / "metadata")
+        files = files or tables_in(root)
+    if not files:
+        raise DataError(f"{name} contains no files of vectors ({', '.join(ENDINGS)})")
+    table, mark = open_tables(files), content_of(files)
+    if "codebooks" in table.kinds:
+        raise DataError(f"{name} was written by gpq encode: give the data that it encoded")
+    if metadata:
+        table = Table(table.source, table.arrays, open_tables(metadata).data)
+    if table.of_kind("image") and o.vectors is None:
+        return _open_by_datasets("parquet", name, list(map(str, files)), mark, o)
+    if max(len(array.shape) for array in [*table.arrays.values(), np.zeros(0)]) > 2:
+        return open_array(next(iter(table.arrays.values())), o)
+    return open_table(name, table, o, mark, folder)
+
+
+def tables_in(folder: Path) -> list[Path]:
+    """Return the tables of a folder in numeric order, those of a test part last."""
+    files = [file for file in (*folder.glob("*"), *folder.glob("data/*")) if file.suffix in ENDINGS]
+    return sorted(files, key=lambda file: (file.name.startswith("test"), natural_order(file.name)))
+
+
+def open_frame(source: Any, o: Options = PLAIN) -> Dataset:
+    """Open vectors or paths of images in a table in memory that has Arrow's interface."""
+    return open_table(type(source).__name__, frame_table(source), o, folder=o.root or "")
+
+
+def open_list(path: str, o: Options = PLAIN) -> Dataset:
+    """Open a text with lines of a path and 0/1 labels, one class number (-1 is unlabelled), or
+    nothing."""
+    file = files_of(path)[0]
+    text = read_text(file, "a list of images")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    labels = [re.sub(r".*?((\s+-?\d+)*)$", r"\1", line, count=1) for line in lines]
+    widths = sorted({len(label.split()) for label in labels})
+    if len(widths) != 1 or (widths[0] > 1 and not {*" ".join(labels).split()} <= {"0", "1"}):
+        raise DataError(
+            f"{file} has lines with {', '.join(map(str, widths)) or 'no'} numbers"
+            f": a path and 0 or 1 for each class, or a class number, are needed"
+        )
+    images = [line.removesuffix(label) for line, label in zip(lines, labels, strict=True)]
+    columns = {"image": np.array(images), "label": np.array(labels)}
+    table = Table(str(file), columns if widths[0] else {"image": columns["image"]})
+    base = str(file.parent) if o.root is None else os.path.expanduser(o.root)
+    return open_table(f"list:{path}", table, replace(o, image_column="image"), folder=base)
+
+
+def open_image(path: str, o: Options = PLAIN) -> ImageDataset:
+    """Open an image file as a data set of one item."""
+    return image_files(path, [os.path.expanduser(path)], [path], max_bad=0.0)
+
+
+# Hugging Face -------------------------------------------------------------------------------------
+
+
+def _by_datasets(name: str, load: Callable[[Any], Any]) -> Any:
+    """Return what ``load`` gets from the library ``datasets``. Raises DataError: it fails."""
+    remedy = f"reading {name} needs the package datasets: pip install 'gpq-faiss[train]'"
+    datasets = optional("datasets", remedy, DataError)
+    datasets.disable_progress_bars()
+    try:
+        return load(datasets)
+    except Exception as error:  # from pyarrow, json, or datasets
+        reason = one_line(error.__cause__ or error)
+        raise DataError(f"{name} cannot be read by datasets ({reason})") from None
+
+
+def _open_by_datasets(form: str, name: str, files: list[str], mark: str, o: Options) -> Dataset:
+    """Open files of images, which ``datasets`` copies to the cache folder as Arrow."""
+    options: dict[str, Any] = {"split": "train", "cache_dir": str(cache_folder() / "datasets")}
+    options["data_files"] = {"train": files}
+    rows = _by_datasets(name, lambda library: library.load_dataset(form, **options))
+    if len(rows.features) == 3 and len({*map(os.path.dirname, rows["__key__"])}) > 1:
+        raise DataError(f"{name} holds folders of images alone: extract it, and give the folder")
+    return open_hf(rows, o, name, mark)
+
+
+def open_webdataset(path: str, o: Options = PLAIN) -> Dataset:
+    """Open WebDataset shards: paths, a pattern, or URLs.
+
+    Names are the keys. Labels are in ``.cls`` or a field of ``.json``; captions are no labels.
+    """
+    is_remote = "://" in path
+    files = expanded(path) if is_remote else list(map(str, files_of(path)))
+    mark = fingerprint(*files) if is_remote else content_of(files)
+    # A URL may hold a password and a token.
+    name = re.sub(r"(?<=://)[^/?#]*@|[?#].*", "", path) if is_remote else path
+    return _open_by_datasets("webdataset", f"webdataset:{name}", files, mark, o)
+
+
+def open_hf(source: Any, o: Options = PLAIN, name: str = "", mark: str = "") -> Dataset:
+    """Open images or vectors of a ``Dataset`` or ``DatasetDict`` of ``datasets``, or of a folder
+    that ``save_to_disk`` wrote: all splits, test splits last."""
+    name = name or f"hf:{source if isinstance(source, str) else type(source).__name__}"
+    if isinstance(source, str):
+        folder = os.path.expanduser(source)
+        source = _by_datasets(name, lambda library: library.load_from_disk(folder))
+    if isinstance(source, dict):
+        parts = [
+            source[split] for split in sorted(source, key=lambda split: (split == "test", split))
+        ]
+        source = _by_datasets(name, lambda library: library.concatenate_datasets(parts))
+    if not hasattr(source, "data"):
+        raise DataError(f"{name} cannot be read by position: give a Dataset")
+    data = source.data.table if source._indices is None else source.with_format("arrow")[:]
+    if "json" in source.features:  # of a WebDataset
+        for field, values in zip(
+            data.schema.field("json").type, data["json"].flatten(), strict=True
+        ):
+            data = data.append_column(field, values)
+    table = Table(name, {}, data)
+    for column, kind in source.features.items():
+        if class_names := getattr(getattr(kind, "feature", kind), "names", None):
+            values = [named(value, class_names) for value in table.values(column).tolist()]
+            table.arrays[column] = np.fromiter(values, object)
+    files = [file["filename"] for file in source.cache_files]
+    mark = mark or fingerprint(content_of(files), source._fingerprint)
+    return open_table(name, table, o, mark, o.root or "")
+
+
+# Arrays, tensors, lists and map-style data sets of torch ------------------------------------------
+
+
+def open_array(values: Any, o: Options = PLAIN) -> Dataset:
+    """Open vectors, numbers [N, width], or images, uint8 [N, H, W], [N, H, W, 3] or [N, 3, H, W].
+
+    Raises DataError: neither vectors nor images.
+    """
+    array = as_array(values[:], "the array")
+    mark = fingerprint("array", str(array.shape), np.ascontiguousarray(array).tobytes())
+    if array.ndim < 3:
+        return FeatureDataset(name="array", fingerprint=mark, matrix=array)
+    planes = array.ndim == 4 and array.shape[3] != 3 and array.shape[1] == 3
+    pixels = array.transpose(0, 2, 3, 1) if planes else array
+    if pixels.dtype != np.uint8 or pixels.shape[3:] not in ((), (3,)):
+        raise DataError(
+            f"array is {array.dtype} {list(array.shape)}"
+            f": images are uint8 [N, H, W(, 3)], vectors are numbers [N, width]"
+        )
+    return ImageDataset(name="array", fingerprint=mark, pixels=pixels)
+
+
+def _targets(source: Any) -> tuple[Any, Any]:
+    """Return the class numbers of a map-style data set and their names, each None if unknown.
+
+    Subsets have those of the whole.
+    """
+    if hasattr(source, "dataset") and hasattr(source, "indices"):
+        targets, classes = _targets(source.dataset)
+        return None if targets is None else np.asarray(targets)[list(source.indices)], classes
+    return without_gradient(getattr(source, "targets", None)), getattr(source, "classes", None)
+
+
+def open_items(source: Any, o: Options = PLAIN) -> ImageDataset:
+    """Open a list or a map-style data set of images, in any form that :func:`.images.to_images`
+    takes, or of (image, label).
+
+    They are read on demand, by one thread at a time, so the source must return the same image each
+    time. Labels are its ``targets``, else in the items, which are then all read.
+    """
+    name, lock = type(source).__name__, threading.Lock()
+    if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
+        raise UsageError(f"{name} has no access by index: a data set with len() and [i] is needed")
+
+    def item(i: int) -> Any:
+        try:
+            with lock:
+                value = source[i]
+        except Exception as error:  # any error of the source
+            raise BrokenImageError(f"item {i}", one_line(error)) from None
+        return value if isinstance(value, tuple | list) and len(value) == 2 else (value, None)
+
+    paths, attributes = [f"item {i}" for i in range(len(source))], dict[str, Any]()
+    if o.with_labels:
+        targets, classes = _targets(source)
+        targets = [item(i)[1] for i in range(len(paths))] if targets is None else targets
+        labels = Labels.from_ids(targets, classes) if classes else labels_of(targets, "labels")
+        attributes = {"labels": labels, "notes": [labels_note(name, labels, "in its items")]}
+    if not paths:
+        raise DataError(f"{name} has no items")
+    dataset = ImageDataset(
+        name=name,
+        fingerprint="",
+        paths=paths,
+        fetch=lambda i: to_pixels(item(i)[0], f"item {i}"),
+        max_bad=o.max_bad,
+        **attributes,
+    )
+    sample = np.unique(np.linspace(0, len(paths) - 1, num=64).astype(np.int64))
+    contents = [b"" if image is None else image.tobytes() for image in dataset.read(sample)]
+    return replace(dataset, fingerprint=fingerprint("items", str(len(paths)), *contents))
+
+
+# Forms --------------------------------------------------------------------------------------------
 
 
 _TABLE = "label_column keep image_column vectors root"
-_SOURCES = {
-    "digits": Source("", open_digits),
-    "cifar10": Source("[:ROOT]", partial(open_published, name="cifar10")),
-    "fashion-mnist": Source("[:ROOT]", partial(open_published, name="fashion-mnist")),
-    "nuswide": Source(":ROOT", open_nuswide, "concepts"),
-    "folder": Source(":PATH", open_folder),
-    "list": Source(":FILE", open_list, "root"),
-    "csv": Source(":FILE", partial(open_files, form="csv"), _TABLE),
-    "parquet": Source(":FILE", partial(open_files, form="parquet"), _TABLE),
-    "webdataset": Source(":FILES", open_webdataset, _TABLE),
-    "hf": Source(":FOLDER", open_hf, _TABLE),
-    "features": Source(":FILES", open_files, _TABLE),
-    "image": Source(":FILE", open_image),
+_SOURCES: dict[str, tuple[str, Callable[[Any, Options], Dataset], str]] = {
+    "digits": ("", open_digits, ""),
+    "cifar10": ("[:ROOT]", partial(open_published, name="cifar10"), ""),
+    "fashion-mnist": ("[:ROOT]", partial(open_published, name="fashion-mnist"), ""),
+    "nuswide": (":ROOT", open_nuswide, "concepts"),
+    "folder": (":PATH", open_folder, ""),
+    "list": (":FILE", open_list, "root"),
+    "csv": (":FILE", partial(open_files, form="csv"), _TABLE),
+    "parquet": (":FILE", partial(open_files, form="parquet"), _TABLE),
+    "webdataset": (":FILES", open_webdataset, _TABLE),
+    "hf": (":FOLDER", open_hf, _TABLE),
+    "features": (":FILES", open_files, _TABLE),
+    "image": (":FILE", open_image, ""),
 }
-FORMS = " | ".join(name + source.usage for name, source in _SOURCES.items())
+"""Form of a DATA argument -> what follows its name, its opener, and the options that it takes."""
+FORMS = " | ".join(name + usage for name, (usage, *_) in _SOURCES.items())
 """Every form of a DATA argument."""
 _ENDINGS = {
     **dict.fromkeys(ENDINGS, "features"),
@@ -75,64 +321,46 @@ _ENDINGS = {
 }
 
 
-def is_form(text: str) -> bool:
-    """Return whether a text starts like a DATA argument."""
-    scheme = text.partition(":")[0]
-    return find_plugin("data", scheme, _SOURCES) is not None or scheme in _SOURCES
-
-
 def form_of(path: str) -> str:
     """Return the form of a path without prefix. Raises UsageError: there is no such path."""
-    local = "" if is_url(path) else os.path.expanduser(path)
+    local = os.path.expanduser(path)
     if os.path.isdir(local):
-        names = set(os.listdir(local))
-        folders = {n for n in names if n[0] != "." and os.path.isdir(os.path.join(local, n))}
-        data = os.listdir(os.path.join(local, "data")) if folders == {"data"} else names - folders
-        tables = any(os.path.splitext(name)[1].lower() in ENDINGS for name in data)
+        names = {name for name in os.listdir(local) if name[0] != "."}
         if names & {"dataset_info.json", "dataset_dict.json"}:
             return "hf"
-        if "ImageList" in names:
-            return "nuswide"
-        return "features" if "img_emb" in names or (tables and folders <= {"data"}) else "folder"
-    form = _ENDINGS.get(os.path.splitext(without_secrets(path))[1].lower())
+        has_classes = any(os.path.isdir(os.path.join(local, name)) for name in names - {"data"})
+        is_table = "img_emb" in names or (tables_in(Path(local)) and not has_classes)
+        return "nuswide" if "ImageList" in names else "features" if is_table else "folder"
+    form = _ENDINGS.get(os.path.splitext(path)[1].lower())
     if form is None and not os.path.exists(local):
-        plugins = [f"{plugin}:PATH" for plugin in plugin_names("data", _SOURCES)]
-        forms = " | ".join([FORMS, *plugins])
-        raise UsageError(
-            f"unknown data {without_secrets(path)!r}: no such path, and the forms are {forms}"
-        )
+        raise UsageError(f"unknown data {path!r}: no such path, and the forms are {FORMS}")
     return form or "features"
 
 
-def _opener(source: object) -> tuple[str, Source, object]:
-    """Return the form of a source, its opener, and what that opens.
+def _opener(source: object) -> tuple[str, Callable[[Any, Options], Dataset], str, object]:
+    """Return the form of a source, its opener, the options that it takes, and what it opens.
 
     An object's library is not imported. Raises UsageError: a DATA argument lacks its path, or has
     one too many.
     """
-    if isinstance(source, os.PathLike):
-        source = os.fspath(source)
     if isinstance(source, str):
-        source = source if is_form(source) else f"{form_of(source)}:{source}"
-        scheme, colon, path = source.partition(":")
-        if plugin := find_plugin("data", scheme, _SOURCES):
-            return scheme, Source(":PATH", partial(_of_plugin, plugin)), path
-        usage = _SOURCES[scheme].usage
+        source = source if source.partition(":")[0] in _SOURCES else f"{form_of(source)}:{source}"
+        form, colon, path = source.partition(":")
+        usage, opener, takes = _SOURCES[form]
         if (path and not usage) or (not path and (colon or usage.startswith(":"))):
             raise UsageError(f"{source!r} has a path too many or too few: the forms are {FORMS}")
-        return scheme, _SOURCES[scheme], path or None
-    libraries = {kind.__module__.partition(".")[0] for kind in type(source).__mro__}
+        return form, opener, takes, path or None
     if isinstance(source, Dataset):
-        return "a data set", Source("", lambda dataset, _: dataset), source
-    if "datasets" in libraries:
-        return "a Hugging Face data set", _SOURCES["hf"], source
+        return "a data set", lambda dataset, _: dataset, "", source
+    if "datasets" in {kind.__module__.partition(".")[0] for kind in type(source).__mro__}:
+        return "a Hugging Face data set", open_hf, _TABLE, source
     if hasattr(source, "__arrow_c_stream__"):
-        return "a table", Source("", open_frame, _TABLE), source
+        return "a table", open_frame, _TABLE, source
     first: Any = source[0] if isinstance(source, list) and source else None
     is_vector = isinstance(first, list) and not {*map(type, first)} - {int, float}
     if is_vector or getattr(first, "ndim", 0) == 1 or hasattr(source, "ndim"):
-        return "an array", Source("", open_array), source
-    return "a list of items", Source("", open_items), source
+        return "an array", open_array, "", source
+    return "a list of items", open_items, "", source
 
 
 def open_data(
@@ -141,7 +369,7 @@ def open_data(
     """Open a source of images or features, and log what was understood; nothing is decoded yet.
 
     Args:
-        source: one of :data:`FORMS` or a plugin's form; a path (:func:`form_of`); a table of
+        source: one of :data:`FORMS`; a path (:func:`form_of`); a table of
             pandas, pyarrow and others in Arrow's form, a Hugging Face data set, an array or tensor
             (numbers [N, width] or images uint8 [N, H, W(, 3)]), a map-style data set of torch, or a
             :class:`.base.Dataset`.
@@ -166,67 +394,56 @@ def open_data(
         >>> len(digits), digits.require_labels().n_classes, digits.read(digits.ids[:1])[0].shape
         (1797, 10, (8, 8, 3))
     """
-    names_of_options = [field.name for field in fields(Options)]
-    for option in read:
-        if option not in names_of_options:
-            raise UsageError(unknown(f"option {option!r}", option, names_of_options))
+    beside = {"label": labels, "id": ids, "name": names}
+    beside = {name: value for name, value in beside.items() if value is not None}
+    text = str(source) if isinstance(source, os.PathLike) else source
+    form, opener, takes, opened = _opener(text)
+    allowed = ["max_bad", *takes.split(), *["id_column", "label_column"] * ("label" in beside)]
+    if wrong := [option for option in read if option not in allowed]:
+        raise UsageError(f"--read {wrong[0]} does not apply to {form}: use {', '.join(allowed)}")
     if not 0 <= read.get("max_bad", 0) <= 1:
         raise UsageError(f"--read max_bad={read['max_bad']}: give a fraction from 0 to 1")
     keep = read.get("keep") or ()
     options = Options(**read | {"keep": keep.split(",") if isinstance(keep, str) else keep})
-    form, opener, opened = _opener(source)
-    beside = {
-        name: os.fspath(value) if isinstance(value, os.PathLike) else value
-        for name, value in (("name", names), ("id", ids), ("label", labels))
-        if value is not None
-    }
+    # A column of labels or ids that is named belongs to the labels beside the data, if any.
     columns: dict[str, Any] = {"label_column": None, "id_column": None, "with_labels": False}
     columns = columns if "label" in beside else {}
-    for name in [name for name in beside if opener.takes == _TABLE]:
-        text = beside[name] if isinstance(beside[name], str) else "."
-        if not os.path.splitext(text)[1] and not os.path.exists(text):
+    for name, value in list(beside.items()) if takes == _TABLE else ():
+        if isinstance(value, str) and not os.path.splitext(value)[1] and not os.path.exists(value):
             columns |= {f"{name}_column": beside.pop(name), "with_labels": "label" not in beside}
-    source_options = replace(options, **columns)
-    for option in ("label_column", "vectors", "keep", "root", "image_column", "concepts"):
-        if getattr(source_options, option) and option not in opener.takes.split():
-            raise UsageError(f"--read {option} does not apply to {form}")
-    dataset = opener.open(opened, source_options)
-    for name, attach in (("name", _with_names), ("id", _with_ids)):
-        dataset = attach(dataset, beside[name]) if name in beside else dataset
+    dataset = opener(opened, replace(options, **columns))
+    if "name" in beside:
+        dataset = _with_names(dataset, beside["name"])
+    if "id" in beside:
+        dataset = replace(dataset, ids=read_ids(beside["id"]))
     if "label" in beside:
         dataset = _with_labels(dataset, beside["label"], options)
-    is_complete = isinstance(source, Dataset) and not beside
-    return dataset if is_complete else _completed(dataset)
+    return dataset if isinstance(source, Dataset) and not beside else _completed(dataset)
 
 
 def _completed(dataset: Dataset) -> Dataset:
     """Complete the fingerprint and the notes of a data set that was opened, and log the notes."""
     labels = dataset.labels if dataset.labels is not None and dataset.labels.has().any() else None
-    texts = [
-        f"{name}\0" + "\0".join(dataset.texts[name].tolist()) for name in sorted(dataset.texts)
-    ]
+    texts = [f"{name}\0" + "\0".join(dataset.texts[name]) for name in sorted(dataset.texts)]
     marks = dataset.ids.tobytes(), "" if labels is None else labels.fingerprint()
-    mark = fingerprint(dataset.fingerprint, *marks, *texts)
-    notes = list(dataset.notes)
-    repeated = len(dataset) - len(np.unique(dataset.ids))
-    if repeated:
+    notes = [*dataset.notes, *([] if labels is None else class_notes(labels))]
+    # A sort is much faster than np.unique.
+    if repeated := int((np.diff(np.sort(dataset.ids)) == 0).sum()):
         notes.append(f"{repeated:,} of the {len(dataset):,} ids are repeated")
-    if labels is not None:
-        notes += class_notes(labels)
     for note in notes:
         log.info("%s: %s", dataset.name, note)
+    mark = fingerprint(dataset.fingerprint, *marks, *texts)
     return replace(dataset, fingerprint=mark, labels=labels, notes=notes)
 
 
-def _of_plugin(plugin: Plugin, path: str, o: Options) -> Dataset:
-    """Open a plugin's source. Raises UsageError: the plugin fails."""
-    opener = plugin.load()
-    with plugin.running(f"open {shown(path)!r}"):
-        opened = opener(path)
-    return replace(open_data(opened, max_bad=o.max_bad), name=f"{plugin.name}:{path}")
+# Labels and names beside the data -----------------------------------------------------------------
 
 
-# Labels, ids and names beside the data ------------------------------------------------------------
+def _with_names(dataset: Dataset, names: Any) -> Dataset:
+    """Return a data set with other names: the names, or a text with one per line."""
+    is_file = isinstance(names, str | os.PathLike)
+    names = read_text(Path(names).expanduser(), "names").splitlines() if is_file else names
+    return replace(dataset, texts=dataset.texts | {"name": as_texts(map(plain_text, names))})
 
 
 def _with_labels(dataset: Dataset, labels: Any, o: Options) -> Dataset:
@@ -239,8 +456,8 @@ def _with_labels(dataset: Dataset, labels: Any, o: Options) -> Dataset:
     Raises:
         DataError: labels that match no item, are of another number, or cannot be read.
     """
-    source, column, keys, method = "labels", "its keys", None, "in their order"
-    if isinstance(labels, str):
+    source, method = "labels", "in their order"
+    if isinstance(labels, str | os.PathLike):
         files = files_of(labels)
         source, labels = files[0].name, _read_labels(files)
     elif hasattr(labels, "__arrow_c_stream__") and hasattr(labels, "columns"):
@@ -249,33 +466,14 @@ def _with_labels(dataset: Dataset, labels: Any, o: Options) -> Dataset:
         is_ordered = labels.index.tolist() == [*range(len(dataset))]
         labels = labels.tolist() if is_ordered else dict(labels.items())
     if isinstance(labels, Mapping):
-        keys, labels = list(labels), list(labels.values())
-    elif isinstance(labels, Table):
-        table, columns = labels, list(labels.columns)
-        items = o.id_column or (usual(ITEMS, columns) if len(columns) > 1 else None)
-        candidates = [name for name in columns if name != items]
-        only = columns[0] if len(columns) == 1 else usual(LABELS, candidates)
-        is_open = usual([name for name in LABELS if name != "y"], candidates) is None
-        is_open &= o.label_column is None and len(candidates) > 1
-        texts = {name: table.texts(name).tolist() for name in candidates if is_open}
-        if texts and {*chain(*texts.values())} <= {"0", "1"}:  # a column for each class
-            hot = zip(*texts.values(), strict=True)
-            labels = [[name for name, x in zip(texts, row, strict=True) if x == "1"] for row in hot]
-        else:
-            labels = table.values(table.column(o.label_column or only, "label_column"))
-        if items is None and len(columns) > 1 and len(labels) != len(dataset):
-            table.column("id", "id_column")
-        if items is not None:
-            keys, column = table.values(table.column(items, "id_column")).tolist(), repr(items)
-        is_named = keys and o.id_column is None and not WHOLE.fullmatch(_key(keys[0]))
-        if is_named and "name" not in dataset.texts and len(labels) == len(dataset):
-            dataset, keys = _with_names(dataset, keys or ()), None
+        arrays = {"id": np.fromiter(labels, object), "label": np.fromiter(labels.values(), object)}
+        labels, o = Table("labels", arrays), Options()
+    if isinstance(labels, Table):
+        dataset, attached, method = _matched(dataset, labels, o, source)
     elif o.label_column or o.id_column:
         raise UsageError(f"--read label_column, id_column: {source} has no columns")
-    if keys is not None:
-        rows, method = _matched(dataset, keys, source, column)
-        labels = [labels[row] if row >= 0 else None for row in rows]
-    attached = labels_of(labels, source)
+    else:
+        attached = labels_of(labels, source)
     notes = [labels_note(source, attached, method), *dataset.notes[1:]]
     return replace(dataset, labels=attached, notes=notes)
 
@@ -286,20 +484,22 @@ def _read_labels(files: Sequence[Path]) -> Any:
     In a text of one per line, a first line with a usual name, or of text above numbers, is a
     header.
     """
-    form = file_form(files[0])
     if files[0].suffix == ".json":
         with reading(files[0], "JSON of labels"):
             values = parse_json(read_text(files[0], "JSON of labels"))
-            if isinstance(values, dict) or not any(isinstance(value, dict) for value in values):
-                return values
-    lines = read_text(files[0], "labels").split("\n") if form in ("text", "csv") else [","]
-    first, *following = [line.strip() for line in (lines if lines[-1] else lines[:-1])] or [""]
-    if re.search("[,;\t]", first) and not all(map(ROW.fullmatch, (first, *following))):
+        is_records = isinstance(values, list) and any(isinstance(value, dict) for value in values)
+        return table_of_records(files[0], values) if is_records else values
+    form = file_form(files[0])
+    if form not in ("text", "csv"):
         return open_tables(files)
-    numbers = [bool(ROW.fullmatch(x) or WHOLE.fullmatch(x) or x == "") for x in (first, *following)]
-    is_name = usual(LABELS, [first]) is not None and first not in following
-    has_header = following and (is_name or (all(numbers[1:]) and not numbers[0]))
-    return following if has_header else [first, *following]
+    text = read_text(files[0], "labels").removesuffix("\n")
+    first, *following = lines = [line.strip() for line in text.split("\n")]
+    if re.search("[,;\t]", first) and not all(map(ROW.fullmatch, lines)):
+        return open_tables(files)
+    is_name = usual("labels", [first]) is not None and first not in following
+    is_number = [bool(ROW.fullmatch(x) or WHOLE.fullmatch(x) or x == "") for x in lines]
+    has_header = following and (is_name or (all(is_number[1:]) and not is_number[0]))
+    return following if has_header else lines
 
 
 def _key(value: Any) -> str:
@@ -318,44 +518,47 @@ _WAYS: dict[str, Callable[[str], str]] = {
 
 
 def _matched(
-    dataset: Dataset, keys: Sequence[Any], source: str, column: str
-) -> tuple[list[int], str]:
-    """Return the position of the key of each item, -1 if it has none, and how they match."""
-    texts = [_key(key) for key in keys]
+    dataset: Dataset, table: Table, o: Options, source: str
+) -> tuple[Dataset, Labels, str]:
+    """Return the data set, the labels of its items by a table, and how they match.
+
+    A table without ids or names has one row for each item, in order. Data without names take those
+    of a table of as many rows.
+    """
+    columns = list(table.kinds)
+    only = columns[0] if len(columns) == 1 else None
+    labels = table.labels(replace(o, label_column=o.label_column or only))
+    items = o.id_column or (None if only else usual("items", columns))
+    if items is None and (only or len(labels) == len(dataset)):
+        return dataset, labels, "in their order"
+    column = table.column(items, "id_column")
+    texts, ids = list(map(_key, table.values(column))), list(map(str, dataset.ids.tolist()))
     if repeated := [text for text, count in Counter(texts).items() if count > 1 and text]:
         raise DataError(
-            f"{source}: {column} {repeated[0]!r} occurs more than once: give each item one line"
+            f"{source}: {column!r} {repeated[0]!r} occurs more than once: give each item one line"
         )
-    names = list(map(_key, dataset.texts["name"].tolist())) if "name" in dataset.texts else []
-    ids = dataset.ids.tolist()
+    is_named = o.id_column is None and not all(map(WHOLE.fullmatch, texts))
+    if is_named and "name" not in dataset.texts and len(texts) == len(dataset):
+        return _with_names(dataset, texts), labels, "in their order"
+    names = list(map(_key, dataset.texts.get("name", ())))
     for way, shorten in _WAYS.items():
-        items = list(map(str, ids)) if way == "id" else list(map(shorten, names))
-        positions = {shorten(text): i for i, text in enumerate(texts) if text} if items else {}
+        keys = ids if way == "id" else list(map(shorten, names))
+        positions = {shorten(text): i for i, text in enumerate(texts) if text} if keys else {}
         is_unique = len(positions) == len(texts) - texts.count("")
-        is_unique &= way == "id" or len(set(items)) == len(items)
-        if is_unique and not positions.keys().isdisjoint(items):
+        is_unique &= way == "id" or len(set(keys)) == len(keys)
+        if is_unique and not positions.keys().isdisjoint(keys):
             break
     else:
-        example = f"it has {texts[:1]}, the data {(names or ids)[:1]}"
         raise DataError(
-            f"{source}: no key of a label in {column} is an id or name of the data ({example})"
+            f"{source}: no key of a label in {column!r} is an id or name of the data "
+            f"(it has {texts[:1]}, the data {(names or ids)[:1]})"
         )
-    unmatched = sorted(positions.keys() - {*items})
-    if way == "id" and unmatched and ids == [*range(len(ids))]:
-        problem = f"{source} has the id {unmatched[0]} in {column}, but the data has no ids"
+    unmatched = sorted(positions.keys() - {*keys})
+    if way == "id" and unmatched and ids == [*map(str, range(len(ids)))]:
         raise DataError(
-            f"{problem}; its items are numbered from 0: give their ids with --read ids=FILE"
+            f"{source} has the id {unmatched[0]} in {column!r}, but the data has no ids"
+            f"; its items are numbered from 0: give their ids with --read ids=FILE"
         )
-    count = f" ({len(unmatched):,} rows are of other items)" if unmatched else ""
-    return [positions.get(item, -1) for item in items], f"matched by {way} in {column}{count}"
-
-
-def _with_ids(dataset: Dataset, ids: Any) -> Dataset:
-    ids = read_ids(ids) if isinstance(ids, str) else without_gradient(ids)
-    return replace(dataset, ids=whole_numbers(ids, "ids"))
-
-
-def _with_names(dataset: Dataset, names: str | Sequence[str]) -> Dataset:
-    """Return a data set with other names: the names, or a text with one per line."""
-    names = read_text(local_path(names), "names").splitlines() if isinstance(names, str) else names
-    return replace(dataset, texts=dataset.texts | {"name": as_texts(map(plain_text, names))})
+    others = f" ({len(unmatched):,} rows are of other items)" if unmatched else ""
+    rows = np.array([positions.get(key, -1) for key in keys])
+    return dataset, labels.at(rows), f"matched by {way} in {column!r}{others}"

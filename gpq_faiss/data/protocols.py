@@ -12,10 +12,6 @@ its classes is.
 *Transfer* is stricter: the training has only items of the seen classes, labelled or not; queries
 and database are the halves of the others, with the classes and queries of protocol 2.
 
-*gpq-authors*: the authors' scheme on CIFAR-10, sorted by class: every 60th item of a class a query,
-the first 500 of the others labelled. Nothing is random. (It is not their exact split: theirs sorts
-by ``np.argsort``, whose order of equal labels depends on the processor.)
-
 Unlabelled items have unknown relevance, so they are neither queries nor in the database, but the
 training may use them (not in protocol transfer, as they might be of an unseen class).
 """
@@ -23,13 +19,10 @@ training may use them (not in protocol transfer, as they might be of an unseen c
 from __future__ import annotations
 
 import base64
-import fnmatch
 import re
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,19 +30,16 @@ from numpy.typing import NDArray
 from ..errors import DataError, UsageError
 from ..files import fingerprint, read_json, write_json
 from ..inputs import reading
-from .arrays import read_ids
 from .base import Dataset
 from .labels import Labels, errors_of
+from .tables import read_ids
 
-PROTOCOLS = ("1", "2", "transfer", "gpq-authors", "none")
-_SEEN = 0.75  # share of seen classes in protocols 2 and transfer
+PROTOCOLS = ("1", "2", "transfer", "none")
 _QUERY, _LABELLED, _CLASSES, _HALVES = range(4)  # streams of random numbers
 _BITS = {"query": 1, "labelled": 2, "unlabelled": 4, "database": 8}
-
-_COUNT = re.compile(r"(\d+)-per-class|(\d*\.?\d+(?:e-\d+)?)(%?)")
+_SPEC = re.compile(r"(\d+)-per-class|(\d*\.?\d+(?:e-\d+)?)(%?)|")
 
 Rows = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,42 +47,27 @@ class Split:
     """The roles of N items: queries, training items with and without labels, and those to search.
 
     Attributes:
-        roles: uint8 [N], a bit for each role: query 1, labelled 2, unlabelled 4, database 8; only
-            the last two may be shared.
+        query, labelled, unlabelled, database: the rows of each role, int64, ascending; only the
+            last two may be shared.
         seen_classes: the classes available in training (protocols 2 and transfer); None: all.
-        query, labelled, unlabelled, database: the rows of each role, int64, sorted.
     """
 
-    roles: NDArray[np.uint8]
+    n: int
     name: str
     seed: int
-    seen_classes: tuple[int, ...] | None = None
-
-    query: Rows = field(init=False, repr=False)
-    labelled: Rows = field(init=False, repr=False)
-    unlabelled: Rows = field(init=False, repr=False)
-    database: Rows = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        if not np.isin(self.roles, (0, *_BITS.values(), 12)).all():
-            raise DataError(f"split {self.name}: an item has roles that exclude each other")
-        for role, bit in _BITS.items():
-            object.__setattr__(self, role, np.flatnonzero(self.roles & bit))
-
-    @classmethod
-    def of(
-        cls, n: int, name: str, seed: int, seen: tuple[int, ...] | None = None, **rows: Any
-    ) -> Split:
-        """Return the split of ``n`` items with ``rows`` (positions or a mask) in each role."""
-        roles = np.zeros(n, dtype=np.uint8)
-        for role, selection in rows.items():
-            roles[selection] |= _BITS[role]
-        return cls(roles, name, seed, seen)
+    query: Rows
+    labelled: Rows
+    unlabelled: Rows
+    database: Rows
+    seen_classes: tuple[int, ...] | None = field(default=None, kw_only=True)
 
     @property
-    def n(self) -> int:
-        """N."""
-        return len(self.roles)
+    def roles(self) -> NDArray[np.uint8]:
+        """A bit for each role, uint8 [N]: query 1, labelled 2, unlabelled 4, database 8."""
+        roles = np.zeros(self.n, dtype=np.uint8)
+        for role, bit in _BITS.items():
+            roles[getattr(self, role)] |= bit
+        return roles
 
     @property
     def hash(self) -> str:
@@ -101,12 +76,12 @@ class Split:
 
     def training_labels(self, labels: Labels) -> Labels:
         """Return labels for the training: of the labelled items, over the seen classes."""
-        masked = labels.masked(self.labelled)
-        return masked if self.seen_classes is None else masked.over(masked.names(self.seen_classes))
+        classes = range(labels.n_classes) if self.seen_classes is None else self.seen_classes
+        return labels.masked(self.labelled).over([labels.class_names[c] for c in classes])
 
     def save(self, path: str | Path) -> None:
         """Write as JSON, with one compressed byte per item."""
-        value = {
+        content = {
             "protocol": self.name,
             "seed": self.seed,
             "sizes": {role: len(getattr(self, role)) for role in _BITS},
@@ -114,7 +89,7 @@ class Split:
             "seen_classes": self.seen_classes,
             "roles": base64.b64encode(zlib.compress(self.roles.tobytes(), 9)).decode(),
         }
-        write_json(path, value)
+        write_json(path, content)
 
 
 def load_split(path: str | Path) -> Split:
@@ -122,14 +97,12 @@ def load_split(path: str | Path) -> Split:
     value = read_json(path, "a split")
     with reading(Path(path), "a split"):
         roles = np.frombuffer(zlib.decompress(base64.b64decode(value["roles"])), np.uint8)
-        seen = value["seen_classes"] and tuple(value["seen_classes"])
-        split = Split(roles, value["protocol"], int(value["seed"]), seen)
-        if split.hash != value["hash"]:
-            raise DataError("the hash does not match the content: make the split again")
-    return split
+        rows = [np.flatnonzero(roles & bit) for bit in _BITS.values()]
+        classes = value["seen_classes"] and tuple(value["seen_classes"])
+        return Split(len(roles), value["protocol"], int(value["seed"]), *rows, seen_classes=classes)
 
 
-# Draws --------------------------------------------------------------------------------------------
+# Choice of items ----------------------------------------------------------------------------------
 
 
 def _permuted(rows: Rows, seed: int, stream: int, c: int = 0) -> Rows:
@@ -137,163 +110,75 @@ def _permuted(rows: Rows, seed: int, stream: int, c: int = 0) -> Rows:
     return np.random.default_rng([seed, stream, c]).permutation(rows)
 
 
-def _draw(
-    labels: Labels, free: Mask, spec: str, order_of: Callable[[Rows, int], Rows], option: str
+def read_rows(path: str, ids: NDArray[np.int64], option: str, allowed: NDArray[np.bool_]) -> Rows:
+    """Return the rows of the items whose ids a file lists: ``.npy``, or text with one per line.
+
+    Raises DataError: an id is not in the data, or its row is not ``allowed``.
+    """
+    listed = np.unique(read_ids(path, option))
+    rows = np.flatnonzero(np.isin(ids, listed) & allowed)
+    wrong = np.setdiff1d(listed, ids[rows])
+    if len(wrong) or not len(listed):
+        raise DataError(
+            f"{option} {path}: the ids {wrong[:5].tolist()} ({len(wrong):,} of {len(listed):,}) "
+            "are unknown, unlabelled or have another role: leave them out"
+        )
+    return rows
+
+
+def _choose(
+    labels: Labels, free: NDArray[np.bool_], spec: str, seed: int, stream: int, ids: Rows
 ) -> Rows:
-    """Draw items of each class, none twice, of the ``free`` ones (bool [N], updated).
+    """Return the rows of the items of a file, or draw some of each class, none twice.
 
     Args:
-        spec: ``N-per-class``, a fraction, or nothing: the default number of queries.
-        order_of: rows and number of a class -> the rows in the order in which they are drawn.
-        option: option of ``spec``, for errors.
+        free: bool [N], the items that may be chosen.
+        spec: a file of ids; ``N-per-class``; a fraction; or empty: the default number of queries.
 
     Raises:
         DataError: a class has fewer than N free items.
         UsageError: ``spec`` is no positive number.
     """
-    match = _COUNT.fullmatch(spec)
-    number = int(match[1] or 0) if match else 0
-    share = float(match[2] or 0) / (100 if match[3] else 1) if match else 0
-    if spec and not number and not (0 < share <= 1 and option == "--labelled"):
+    option, match = ("--queries", "--labelled")[stream], _SPEC.fullmatch(spec)
+    if match is None:
+        return read_rows(spec, ids, option, free)
+    number, share = int(match[1] or 0), float(match[2] or 0) / (100 if match[3] else 1)
+    if spec and not number and not (0 < share <= 1 and stream == _LABELLED):
         raise UsageError(
-            f"{option} {spec}: "
-            "write N-per-class, or name a file; --labelled also takes all or a fraction"
-            f" above 0 and at most 1"
+            f"{option} {spec}: write N-per-class, or name a file; --labelled also takes all or a "
+            "fraction above 0 and at most 1"
         )
-    counts, before = labels.counts(), free.copy()
+    counts, drawn = labels.counts(), np.zeros(len(labels), dtype=bool)
     # Rarest classes first, so that common ones do not use up shared items.
     for c in np.argsort(counts, kind="stable").tolist():
         size = int(counts[c])
-        count = (
-            number or max(1, round(share * size)) if spec else max(size // 60, min(10, size // 10))
-        )
+        default = max(1, round(share * size)) if spec else max(size // 60, min(10, size // 10))
         # The order is of the whole class, so that larger draws contain smaller ones.
-        order = order_of(np.flatnonzero(labels.column(c)), c)
-        order = order[free[order]][:count]
+        order = _permuted(labels.rows_with(c), seed, stream, c)
+        order = order[free[order] & ~drawn[order]][: number or default]
         if size and len(order) < number:
-            problem = (
-                f"class '{labels.class_names[c]}' has {size:,} items, {len(order):,} can be drawn"
+            raise DataError(
+                f"class '{labels.class_names[c]}' has {size:,} items, {len(order):,} can be drawn: "
+                f"{option} {spec} needs more: lower it"
             )
-            raise DataError(f"{problem}: {option} {spec} needs more: lower it")
-        free[order] = False
-    return np.flatnonzero(before & ~free)
+        drawn[order] = True
+    return np.flatnonzero(drawn)
 
 
-def read_rows(path: str, ids: NDArray[np.int64], option: str, allowed: Mask) -> Rows:
-    """Return the rows of the items whose ids a file lists: ``.npy``, or text with one per line.
-
-    Raises DataError: an id is not in the data, or its row is not ``allowed``.
+def _first_halves(labels: Labels, hidden: NDArray[np.bool_], seed: int) -> NDArray[np.bool_]:
+    """Return a random half of the items of each class, bool [N]; with several labels an item, of
+    the items with ``hidden`` classes and of the others.
     """
-    values = np.unique(read_ids(path, option))
-    order = np.argsort(ids, kind="stable")
-    rows = order[np.minimum(np.searchsorted(ids, values, sorter=order), len(ids) - 1)]
-    wrong = values[(ids[rows] != values) | ~allowed[rows]]
-    if len(wrong) or not len(values):
-        problem = (
-            f"{option} {path}: the ids {wrong[:5].tolist()} ({len(wrong):,} of {len(values):,})"
-        )
-        raise DataError(f"{problem} are unknown, unlabelled or have another role: leave them out")
-    return np.sort(rows)
-
-
-def _labelled(spec: str | None, labels: Labels, free: Mask, seed: int, ids: Rows) -> Rows:
-    """Return the items whose labels the training may use, among the ``free`` ones, by ``spec`` as
-    in :func:`make_split`."""
-    order_of = lambda rows, c: _permuted(rows, seed, _LABELLED, c)  # noqa: E731
-    if spec == "all":
-        rows = np.flatnonzero(free)
-    elif spec and not _COUNT.fullmatch(spec):
-        rows = read_rows(spec, ids, "--labelled", free)
-    else:
-        rows = _draw(labels, free, spec or str(1 / 12), order_of, "--labelled")
-    empty = np.flatnonzero(labels.take(rows).counts() == 0)
-    if empty.size:
-        problem = f"no labelled item for class '{labels.class_names[empty[0]]}'"
-        raise DataError(
-            f"{problem} of {labels.counts()[empty[0]]:,} items: "
-            "label one, or leave the class out; number classes 0, 1, 2, ... without gaps"
-        )
-    return rows
-
-
-# Protocols ----------------------------------------------------------------------------------------
-
-
-def _queries(spec: str, labels: Labels, seed: int, labelled: str | None, ids: Rows) -> Rows:
-    """Return the queries of protocol 1."""
-    free = labels.has()
-    if spec and not _COUNT.fullmatch(spec):
-        return read_rows(spec, ids, "--queries", free)
-    if labelled not in (None, "all") and not _COUNT.fullmatch(str(labelled)):
-        free[read_rows(str(labelled), ids, "--labelled", free)] = False
-    order_of = lambda rows, c: _permuted(rows, seed, _QUERY, c)  # noqa: E731
-    query = _draw(labels, free, spec, order_of, "--queries")
-    if not len(query):
-        raise DataError(
-            f"{len(labels):,} items are too few to set queries apart: take protocol none"
-        )
-    return query
-
-
-def _seen(labels: Labels, protocol: str, seed: int) -> Rows:
-    """Return the classes with items that are seen: three quarters, rounded down, at least one; or
-    those that are not named (``*`` and ``?`` match).
-    """
-    present, names = labels.counts() > 0, protocol.partition(":")[2].split(",")
-    patterns = [name.strip() for name in names if name.strip()]
-    matches = np.array([[fnmatch.fnmatchcase(n, p) for p in patterns] for n in labels.class_names])
-    seen = np.flatnonzero(present & ~matches.any(axis=1))
-    if not patterns:
-        drawn = _permuted(seen, seed, _CLASSES)
-        seen = np.sort(drawn[: max(1, int(_SEEN * len(drawn)))])
-    if not matches.any(axis=0).all() or not 0 < len(seen) < present.sum():
-        classes = ", ".join(labels.class_names[:5]) + (" ..." if labels.n_classes > 5 else "")
-        raise UsageError(
-            f"protocol {protocol}: "
-            "two classes with items are needed, some named and some not"
-            f"; the classes are {classes}"
-        )
-    return seen
-
-
-def _unseen_classes(
-    labels: Labels, protocol: str, seed: int, labelled: str | None, ids: Rows
-) -> Split:
-    seen, has = _seen(labels, protocol, seed), labels.has()
-    hidden = labels.over(labels.names(np.delete(np.arange(labels.n_classes), seen))).has()
-    # Halves of each class, or for several labels per item of each side.
-    groups = [np.flatnonzero(labels.column(c)) for c in range(labels.n_classes)]
-    if labels.multi_label:
-        groups = [np.flatnonzero(has & ~hidden), np.flatnonzero(hidden)]
+    groups = (
+        [np.flatnonzero(labels.has() & ~hidden), np.flatnonzero(hidden)]
+        if labels.multi_label
+        else [labels.rows_with(c) for c in range(labels.n_classes)]
+    )
     first = np.zeros(len(labels), dtype=bool)
     for stream, rows in enumerate(groups):
         # The odd item goes to the training half, so that classes of one item can be learnt.
         first[_permuted(rows, seed, _HALVES, stream)[: (len(rows) + 1) // 2]] = True
-    query, database, train = hidden & ~first, hidden & first, has & ~hidden
-    remaining = train.copy()
-    if protocol == "2":
-        database, train = has & (hidden == first), train & first
-        remaining = train | database | ~has
-    if not query.any():
-        raise DataError(
-            f"{len(labels):,} items are too few for protocol {protocol}: no query is left"
-        )
-    visible = labels.masked(np.flatnonzero(train)).over(labels.names(seen))
-    chosen = _labelled(labelled or "all", visible, train, seed, ids)
-    remaining[chosen] = False
-    roles = {"query": query, "labelled": chosen, "unlabelled": remaining, "database": database}
-    return Split.of(len(labels), protocol, seed, tuple(seen.tolist()), **roles)
-
-
-def check_protocol(protocol: str) -> str:
-    """Return the name of a protocol without its argument: ``transfer`` for ``transfer:cat,dog``.
-    Raises UsageError: there is no such protocol.
-    """
-    name, colon, argument = protocol.partition(":")
-    if name not in PROTOCOLS or (colon and (name != "transfer" or not argument.strip(", "))):
-        names = ", ".join(PROTOCOLS)
-        raise UsageError(f"no protocol '{protocol}': choose one of {names}, or transfer:CLASSES")
-    return name
+    return first
 
 
 def make_split(
@@ -308,12 +193,9 @@ def make_split(
     (:data:`PROTOCOLS`), the same for the same seed.
 
     Args:
-        protocol: ``transfer:`` may be followed by the names of the unseen classes, separated by
-            commas, with wildcards ``*`` and ``?``.
         labelled: ``N-per-class``; a fraction of the items of each class; ``all`` (default of
-            protocols 2 and transfer); or a file of ids
-            or row numbers. Default: a twelfth of each class. With ``all`` in protocol 1 no labelled
-                item is left for the database.
+            protocols 2 and transfer); or a file of ids or row numbers. Default: a twelfth of each
+            class. With ``all`` in protocol 1 no labelled item is left for the database.
         queries: for protocol 1: a number per class, ``N-per-class``, or a file; default max(n //
             60, min(10, n // 10)) of n items. Items of a ``labelled`` file are not drawn. NUS-WIDE
             defaults to the paper's 100 queries and 500 labelled items per concept.
@@ -322,35 +204,61 @@ def make_split(
         UsageError: no such protocol, or an invalid argument.
         DataError: the data has no labels or too few.
     """
-    protocol, labelled = str(protocol), str(labelled) if isinstance(labelled, float) else labelled
-    data_name = "" if isinstance(data, Labels) else data.name
+    protocol = str(protocol)
+    source, labels, ids = (
+        ("", data, np.arange(len(data)))
+        if isinstance(data, Labels)
+        else (data.name, data.require_labels(), data.ids)
+    )
     queries = f"{queries}-per-class" if isinstance(queries, int) else str(queries or "")
-    name = check_protocol(protocol)
-    if name == "1" and data_name.startswith("nuswide:"):
+    if protocol == "1" and source.startswith("nuswide:"):
         queries, labelled = queries or "100-per-class", labelled or "500-per-class"
-    if (queries and name != "1") or seed < 0:
+    if protocol not in PROTOCOLS or (queries and protocol != "1") or seed < 0:
         raise UsageError(
-            f"protocol {protocol}, --queries {queries or None}, seed {seed}"
-            f": only protocol 1 takes queries, and a seed is not negative"
+            f"protocol {protocol}, --queries {queries or None}, seed {seed}: the protocols are "
+            f"{', '.join(PROTOCOLS)}, only protocol 1 takes queries, and a seed is not negative"
         )
-    labels = data if isinstance(data, Labels) else data.require_labels()
-    with errors_of(data_name):
-        ids = np.arange(len(labels)) if isinstance(data, Labels) else data.ids
-        if name in ("2", "transfer"):
-            return _unseen_classes(labels, protocol, seed, labelled, ids)
-        query = np.zeros(len(labels), dtype=bool)
-        if name == "1":
-            query[_queries(queries, labels, seed, labelled, ids)] = True
-        for c in range(labels.n_classes) if name == "gpq-authors" else ():
-            query[np.flatnonzero(labels.column(c))[::60]] = True
-        free = labels.has() & ~query
-        if name == "gpq-authors":
-            spec = "500-per-class" if labelled in (None, "all") else str(labelled)
-            chosen = _draw(labels, free, spec, lambda rows, c: rows, "--labelled")
+    has_unseen = protocol in ("2", "transfer")
+    default = "all" if has_unseen else str(1 / 12)
+    spec = default if labelled in (None, "") else str(labelled)
+    has_label, query = labels.has(), np.zeros(len(labels), bool)
+    visible, seen_classes = labels, None
+    with errors_of(source):
+        if has_unseen:
+            present = np.flatnonzero(labels.counts())
+            count = max(1, int(0.75 * len(present)))
+            seen_classes = tuple(sorted(_permuted(present, seed, _CLASSES)[:count].tolist()))
+            names = [labels.class_names[c] for c in seen_classes]
+            hidden = labels.over(set(labels.class_names) - set(names)).has()
+            first = _first_halves(labels, hidden, seed)
+            query, database, training = hidden & ~first, hidden & first, has_label & ~hidden
+            if protocol == "2":
+                database, training = has_label & (hidden == first), training & first
+            visible = labels.masked(training).over(names)
         else:
-            chosen = _labelled(labelled, labels, free, seed, ids)
-        remaining = ~query
-        remaining[chosen] = False
-        roles = {"query": query, "labelled": chosen, "unlabelled": remaining}
-        roles["database"] = remaining & labels.has()
-        return Split.of(len(labels), name, seed, None, **roles)
+            if protocol == "1":
+                free = has_label.copy()
+                if spec != "all" and not _SPEC.fullmatch(spec):
+                    free[read_rows(spec, ids, "--labelled", has_label)] = False
+                query[_choose(labels, free, queries, seed, _QUERY, ids)] = True
+            database = training = has_label & ~query
+        if protocol != "none" and not query.any():
+            raise DataError(
+                f"{len(labels):,} items of {labels.n_classes:,} classes are too few for queries"
+                f" of protocol {protocol}: take protocol none"
+            )
+        chosen = np.flatnonzero(training)
+        if spec != "all":
+            chosen = _choose(visible, training, spec, seed, _LABELLED, ids)
+        empty = np.flatnonzero(visible.take(chosen).counts() == 0)
+        if empty.size:
+            raise DataError(
+                f"no labelled item for class '{visible.class_names[empty[0]]}' of "
+                f"{visible.counts()[empty[0]]:,} items: label one, or leave the class out; number "
+                "classes 0, 1, 2, ... without gaps"
+            )
+    masks = (training if protocol == "transfer" else ~query, database)
+    rows = [np.setdiff1d(np.flatnonzero(mask), chosen) for mask in masks]
+    return Split(
+        len(labels), protocol, seed, np.flatnonzero(query), chosen, *rows, seen_classes=seen_classes
+    )

@@ -5,21 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
-from typing import Any
+from contextlib import ExitStack
+from itertools import tee
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError
 from ..progress import stage
-from .base import Dataset, FeatureDataset
+from .base import Dataset, FeatureDataset, ImageDataset
 from .images import resize_square
 
 Batch = tuple[NDArray[Any], NDArray[np.bool_]]
 
 
-class Reader:
+class Reader(ExitStack):
     """Reads batches by position: features float32 [n, width] or images uint8 [n, 3, image_size,
     image_size].
 
@@ -28,72 +28,52 @@ class Reader:
     """
 
     def __init__(self, dataset: Dataset, image_size: int) -> None:
+        super().__init__()
         self.dataset, self.image_size = dataset, image_size
         self.array: NDArray[Any] | None = None
         self._readable = np.ones(len(dataset), bool)
-        self._decoders = ThreadPoolExecutor(min(16, os.cpu_count() or 1), "gpq-decode")
-        self._ahead = ThreadPoolExecutor(1, "gpq-prefetch")
-
-    def __enter__(self) -> Reader:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        for executor in (self._ahead, self._decoders):  # after Ctrl-C, batches are not waited for
-            executor.shutdown(wait=kind is None, cancel_futures=True)
+        self._decoders = self.enter_context(ThreadPoolExecutor(min(16, os.cpu_count() or 1)))
+        self._ahead = self.enter_context(ThreadPoolExecutor(1))
 
     def _load(self, rows: NDArray[np.int64]) -> Batch:
         """Return the readable items at ``rows`` and a mask. The data set counts the others."""
         if isinstance(self.dataset, FeatureDataset):
             return self.dataset.read(rows), np.ones(len(rows), bool)
         # Threads pay, as Pillow releases the interpreter lock.
-        planes = list(self._decoders.map(self._plane, rows.tolist(), chunksize=8))
-        readable = [plane for plane in planes if plane is not None]
-        empty = np.empty((0, 3, self.image_size, self.image_size), np.uint8)
-        mask = np.array([plane is not None for plane in planes], bool)
-        return np.stack(readable) if readable else empty, mask
+        images = list(self._decoders.map(self._image, rows.tolist()))
+        mask = np.array([image is not None for image in images], bool)
+        values = np.array([image for image in images if image is not None], np.uint8)
+        return values.reshape(-1, 3, self.image_size, self.image_size), mask
 
-    def _plane(self, row: int) -> NDArray[np.uint8] | None:
-        (image,) = self.dataset.read(np.array([row]))
-        if image is None:
-            return None
-        return np.ascontiguousarray(resize_square(image, self.image_size).transpose(2, 0, 1))
+    def _image(self, row: int) -> NDArray[np.uint8] | None:
+        image = cast(ImageDataset, self.dataset).image(row)
+        square = None if image is None else resize_square(image, self.image_size)
+        return None if square is None else np.ascontiguousarray(square.transpose(2, 0, 1))
 
-    def preload(self) -> bool:
-        """Read everything into memory if it fits in 4 GiB; returns whether it did."""
-        n, dataset = len(self.dataset), self.dataset
-        size = 3 * self.image_size**2
-        if isinstance(dataset, FeatureDataset):
-            size = 4 * dataset.width
-        if n * size > 4 << 30:
-            return False
-        blocks = np.array_split(np.arange(n), max(1, n * size // (32 << 20)))
+    def preload(self) -> None:
+        """Read everything into memory if it fits in 4 GiB."""
+        n = len(self.dataset)
+        sample, _ = self._load(np.arange(1))
+        size = n * sample.itemsize * int(np.prod(sample.shape[1:]))
+        if size > 4 << 30:
+            return
+        array = np.zeros((n, *sample.shape[1:]), sample.dtype)
         with stage("reading", n) as progress:
-            for rows in blocks:
-                values, self._readable[rows] = self._load(rows)
-                if self.array is None:
-                    self.array = np.zeros((n, *values.shape[1:]), values.dtype)
-                self.array[rows[self._readable[rows]]] = values
+            for rows in np.array_split(np.arange(n), max(1, size // (32 << 20))):
+                values, mask = self._load(rows)
+                array[rows[mask]], self._readable[rows] = values, mask
                 progress.advance(len(rows))
-        return True
+        self.array = array
 
     def fetch(self, rows: NDArray[np.int64]) -> Batch:
-        """Return the readable items at ``rows`` and a mask bool [len(rows)]. Raises DataError:
-        there is none.
-        """
+        """Return the readable items at ``rows`` and a mask bool [len(rows)]."""
         mask = self._readable[rows]
-        values, mask = self._load(rows) if self.array is None else (self.array[rows[mask]], mask)
-        if len(rows) and not mask.any():
-            raise DataError(
-                f"{self.dataset.name}: none of the {len(rows)} items of a batch could be read"
-                f": repair the images"
-            )
-        return values, mask
+        return self._load(rows) if self.array is None else (self.array[rows[mask]], mask)
 
     def stream(self, batches: Iterable[NDArray[np.int64]]) -> Iterator[Batch]:
-        """:meth:`fetch` each of ``batches`` of rows, two of them ahead."""
-        futures = (self._ahead.submit(self.fetch, rows) for rows in batches)
-        queue = list(islice(futures, 2))
-        while queue:
-            batch = queue.pop(0).result()
-            queue += islice(futures, 1)
-            yield batch
+        """Yield what :meth:`fetch` returns for each of ``batches`` of rows, and read one ahead."""
+        futures, ahead = tee(self._ahead.submit(self.fetch, rows) for rows in batches)
+        next(ahead, None)
+        for future in futures:
+            next(ahead, None)  # starts the next batch
+            yield future.result()

@@ -18,12 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, UsageError, one_line
-from ..files import fingerprint
+from ..files import cache_folder, fingerprint
 from ..inputs import read_text
 from .base import ImageDataset, image_files
 from .images import IMAGE_SUFFIXES, is_image_name, shown
 from .labels import Labels, composed, labels_note
-from .paths import cache_folder, without_secrets
 from .tables import PLAIN, Options
 
 # Folders ------------------------------------------------------------------------------------------
@@ -70,12 +69,10 @@ def layout_of(names: Sequence[str]) -> tuple[list[str], list[str]]:
         [folder for folder in composed(name).split("/")[:-1] if folder.lower() not in _CONTAINERS]
         for name in names
     ]
-    first = folders[0]
-    while all(len(path) > 1 and path[:1] == first[:1] for path in folders):
-        if first[0].lower() in _SPLITS:
+    while all(len(path) > 1 and path[0] == folders[0][0] for path in folders):
+        if folders[0][0].lower() in _SPLITS:
             break
         folders = [path[1:] for path in folders]
-        first = folders[0]
     tops = sorted({path[0] for path in folders if path})
     pairs = {(path[0], path[1]) for path in folders if len(path) > 1}
     shared = Counter(name for _, name in pairs)
@@ -101,56 +98,53 @@ def open_folder(path: str, o: Options = PLAIN) -> ImageDataset:
     Folders of the system, of masks beside ``images``, and links to folders of the tree are left
     out.
     """
-    name, root = f"folder:{without_secrets(path)}", os.path.expanduser(path)
-    if not os.path.isdir(root):
+    name, root = f"folder:{path}", Path(path).expanduser()
+    if not root.is_dir():
         raise DataError(f"{name} is no folder, or not found: extract it, and give the folder")
-    notes, names, targets = [], [], [os.path.realpath(root)]
-    has_containers = {folder.lower() for folder in os.listdir(root)} & _CONTAINERS
+    notes: list[str] = []
+    images: list[str] = []
+    n_files, visited = 0, {root.resolve()}
+    has_containers = any(folder.name.lower() in _CONTAINERS for folder in root.iterdir())
     left_out = _SYSTEM | (_ANNOTATIONS if has_containers else set())
 
     def fail(error: OSError) -> None:
         raise DataError(f"cannot read {shown(str(error.filename))}: {error.strerror}")
 
     for folder, below, files in os.walk(root, onerror=fail, followlinks=True):
-        for subfolder in sorted(below):
-            link = os.path.join(folder, subfolder)
-            target = os.path.realpath(link)
-            parents = {os.path.commonpath([target, other]) for other in targets}
-            is_repeated = os.path.islink(link) and parents & {target, *targets}
-            targets += [target] * os.path.islink(link)
-            if subfolder[0] == "." or subfolder.lower() in left_out or is_repeated:
-                below.remove(subfolder)
-                reason = "is a link to a folder that is read anyway: " if is_repeated else ""
-                notes.append(f"{shown(os.path.relpath(link, root))} {reason}left out")
+        for subfolder in [Path(folder, subfolder) for subfolder in sorted(below)]:
+            target = subfolder.resolve()
+            is_inside = subfolder.is_symlink() and target.is_relative_to(root.resolve())
+            is_repeated = is_inside or target in visited
+            visited.add(target)
+            if subfolder.name[0] == "." or subfolder.name.lower() in left_out or is_repeated:
+                below.remove(subfolder.name)
+                reason = "is a link to a folder that is read anyway: " * is_repeated
+                notes.append(f"{shown(str(subfolder.relative_to(root)))} {reason}left out")
         below.sort()
-        names += [os.path.relpath(os.path.join(folder, file), root) for file in sorted(files)]
-    images = [file for file in names if is_image_name(file)]
-    if len(images) < len(names):
-        count = len(names) - len(images)
-        notes.append(f"{count:,} files without an image extension left out")
+        file_names = [os.path.relpath(os.path.join(folder, file), root) for file in sorted(files)]
+        images += filter(is_image_name, file_names)
+        n_files += len(file_names)
+    if n_files > len(images):
+        notes.append(f"{n_files - len(images):,} files without an image extension left out")
     if not images:
-        problem = f"{name} contains no images ({'; '.join(notes) or 'it is empty'})"
         raise DataError(
-            f"{problem}: "
-            f"images end in {', '.join(sorted(IMAGE_SUFFIXES))}"
-            f", vectors are read by features:PATH"
+            f"{name} contains no images ({'; '.join(notes) or 'it is empty'})"
+            f": images end in {', '.join(sorted(IMAGE_SUFFIXES))}, vectors need features:PATH"
         )
     classes, layout_notes = layout_of(images)
     late = [bool({*file.lower().split("/")[:-1]} & _TEST) for file in images]
     order = sorted(zip(late, [not c for c in classes], classes, images, strict=True))
     labels = Labels.from_names([(c,) if c else () for _, _, c, _ in order])
-    method = "by their folders"
-    notes = [labels_note(os.path.basename(root), labels, method), *notes, *layout_notes]
-    paths = [os.path.join(root, file) for *_, file in order]
-    texts = [composed(file) for *_, file in order]
+    notes = [labels_note(root.name, labels, "by their folders"), *notes, *layout_notes]
+    paths, texts = [str(root / file) for *_, file in order], [composed(row[3]) for row in order]
     return image_files(name, paths, texts, labels=labels, notes=notes, max_bad=o.max_bad)
 
 
 # Published data sets ------------------------------------------------------------------------------
 
 
-def _array_images(
-    name: str, pixels: NDArray[np.uint8], labels: Labels, mirrors: bool
+def _in_memory(
+    name: str, pixels: NDArray[np.uint8], labels: Labels, mirrors: bool = True
 ) -> ImageDataset:
     mark = fingerprint(name, str(pixels.shape), pixels.tobytes())
     notes = [labels_note(name, labels, "in its own order")]
@@ -164,11 +158,10 @@ def open_digits(_: None = None, o: Options = PLAIN) -> ImageDataset:
     package = importlib.util.find_spec("sklearn")  # importing scikit-learn takes seconds
     if package is None or package.origin is None:
         raise UsageError("digits are inside scikit-learn: pip install 'gpq-faiss[train]'")
-    file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
-    table = np.loadtxt(file, delimiter=",")
+    table = np.loadtxt(Path(package.origin).parent / "datasets/data/digits.csv.gz", delimiter=",")
     pixels = np.rint(table[:, :-1].reshape(-1, 8, 8) * (255.0 / 16.0)).astype(np.uint8)
     labels = Labels.from_ids(table[:, -1].astype(np.int64), tuple("0123456789"))
-    return _array_images("digits", pixels, labels, mirrors=False)
+    return _in_memory("digits", pixels, labels, mirrors=False)
 
 
 def open_published(root: str | None, o: Options, *, name: str) -> ImageDataset:
@@ -179,20 +172,20 @@ def open_published(root: str | None, o: Options, *, name: str) -> ImageDataset:
     """
     from torchvision.datasets import CIFAR10, FashionMNIST
 
-    kind: Any = {"cifar10": CIFAR10, "fashion-mnist": FashionMNIST}[name]
     folder = cache_folder() if root is None else Path(root).expanduser()
+    kind: Any = {"cifar10": CIFAR10, "fashion-mnist": FashionMNIST}[name]
+    files = {"cifar10": f"{CIFAR10.filename} or {CIFAR10.base_folder}/"}
+    files["fashion-mnist"] = "its four idx files in FashionMNIST/raw/"
     try:
-        parts = [kind(str(folder), train=train, download=o.download) for train in (True, False)]
+        parts = [kind(str(folder), train=train, download=True) for train in (True, False)]
     except Exception as error:  # torchvision asserts, and raises RuntimeError and others
-        files = {"cifar10": f"{CIFAR10.filename} or {CIFAR10.base_folder}/"}
-        files["fashion-mnist"] = "its four idx files in FashionMNIST/raw/"
-        problem = f"{name} is not available, or damaged ({one_line(error)})"
         raise DataError(
-            f"{problem}: put {files[name]} in {folder}, or name its folder ({name}:FOLDER)"
+            f"{name} is not available, or damaged ({one_line(error)})"
+            f": put {files[name]} in {folder}, or name its folder ({name}:FOLDER)"
         ) from None
     classes = np.concatenate([np.asarray(subset.targets) for subset in parts])
     pixels = np.concatenate([np.asarray(subset.data) for subset in parts])
-    return _array_images(name, pixels, Labels.from_ids(classes, parts[0].classes), mirrors=True)
+    return _in_memory(name, pixels, Labels.from_ids(classes, parts[0].classes))
 
 
 def open_nuswide(root: str, o: Options = PLAIN) -> ImageDataset:
@@ -204,8 +197,10 @@ def open_nuswide(root: str, o: Options = PLAIN) -> ImageDataset:
     listed = read_text(folder / "ImageList/Imagelist.txt", "image names, one per line,").split("\n")
     names = [line.strip().replace("\\", "/") for line in listed if line.strip()]
     concepts = read_text(folder / "ConceptsList/Concepts81.txt", "concept names").split()
-    columns = []
-    for concept in concepts:
+    if not 1 <= number <= len(concepts):
+        raise UsageError(f"--read concepts={number}: 1 to {len(concepts)} are possible")
+    matrix = np.zeros((len(names), len(concepts)), bool)
+    for c, concept in enumerate(concepts):
         path = folder / "Groundtruth/AllLabels" / f"Labels_{concept}.txt"
         values = read_text(path, "0 or 1 for each image,").split()
         if len(values) != len(names) or not {"0", "1"}.issuperset(values):
@@ -213,18 +208,14 @@ def open_nuswide(root: str, o: Options = PLAIN) -> ImageDataset:
                 f"{path} has {len(values):,} labels, not 0 or 1 for each of the"
                 f" {len(names):,} images: damaged or foreign"
             )
-        columns.append(np.array(values) == "1")
-    if not 1 <= number <= len(concepts):
-        raise UsageError(f"--read concepts={number}: 1 to {len(concepts)} are possible")
-    order = sorted(range(len(concepts)), key=lambda c: (-int(columns[c].sum()), concepts[c]))
+        matrix[:, c] = np.array(values) == "1"
+    order = sorted(range(len(concepts)), key=lambda c: (-int(matrix[:, c].sum()), concepts[c]))
     chosen = sorted(order[:number])
-    matrix = np.stack([columns[c] for c in chosen], axis=1)
-    ids = np.flatnonzero(matrix.any(axis=1))
-    labels = Labels.from_multihot(matrix[ids], [concepts[c] for c in chosen])
-    name = f"nuswide:{root}"
-    notes = [labels_note(name, labels, "in the order of the image list")]
+    ids = np.flatnonzero(matrix[:, chosen].any(axis=1))
+    labels = Labels.from_multihot(matrix[ids][:, chosen], [concepts[c] for c in chosen])
+    notes = [labels_note(f"nuswide:{root}", labels, "in the order of the image list")]
     notes.append(f"{len(names) - len(ids):,} of {len(names):,} images have none of the concepts")
     texts = [names[i] for i in ids]
     paths = [os.path.join(folder, "Flickr", text) for text in texts]
     attributes: dict[str, Any] = {"labels": labels, "ids": ids, "notes": notes}
-    return image_files(name, paths, texts, max_bad=o.max_bad, **attributes)
+    return image_files(f"nuswide:{root}", paths, texts, max_bad=o.max_bad, **attributes)

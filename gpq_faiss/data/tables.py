@@ -1,5 +1,5 @@
 """Tables: named columns of a file or an object, and which of them are labels, ids, names, images
-and vectors.
+and vectors; matrices that are read by rows without holding the file in memory.
 
 Parquet, Arrow and CSV are read by pyarrow, arrays by numpy and h5py.
 """
@@ -11,68 +11,130 @@ import contextlib
 import csv
 import fnmatch
 import functools
+import glob
 import io
+import itertools
+import os
 import re
 import tempfile
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from ..codes.checks import named_rows
 from ..errors import DataError, one_line, optional
 from ..inputs import read_text, reading
 from ..store.hdf5 import Hdf5Array, Texts, as_texts, open_hdf5
-from .arrays import (
-    VECS,
-    JoinedMatrix,
-    LazyArray,
-    Matrix,
-    npy_array,
-    npz_arrays,
-    open_vecs,
-    whole_numbers,
-)
-from .images import is_image_name
-from .labels import WHOLE, Labels, labels_note, labels_of, plain_text
-from .paths import natural_order
+from .images import is_image_name, without_gradient
+from .labels import WHOLE, Labels, Rows, errors_of, labels_note, labels_of, plain_text, row_numbers
 
-FEATURES = ["features", "x", "data", "embeddings", "embedding", "vectors", "vector", "emb", "arr0"]
-LABELS = [
-    "labels",
-    "label",
-    "y",
-    "class",
-    "classes",
-    "category",
-    "finelabel",
-    "target",
-    "targets",
-    "categories",
-    "classname",
-    "labelname",
-    "labelid",
-    "classid",
-    "categoryid",
-    "tags",
-    "cls",
-]
-IDS = ["ids", "id", "imageid", "itemid", "imgid", "uid"]
-IMAGES = ["image", "imagepath", "path", "filepath", "filename", "file", "img", "images"]
-NAMES = ["name", "names", "path", "paths", "key", "keys", *IMAGES]
-ITEMS = [*IDS, *NAMES, "item", "index", "indexlevel0", "unnamed0", ""]
-"""Usual names of columns in lower case without spaces and punctuation: of vectors, labels, ids,
-paths of images, names, and of what a table of labels names its items by."""
+# Matrices -----------------------------------------------------------------------------------------
 
-FORMS = {".npy": "npy", ".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5", ".parquet": "parquet"}
-FORMS |= {".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".csv": "csv", ".tsv": "csv"}
-FORMS |= {".jsonl": "json", ".ndjson": "json", ".json": "json"}
-FORMS |= dict.fromkeys(VECS, "vecs")
+
+@dataclass(frozen=True)
+class LazyArray:
+    """An array of known shape, which ``load`` returns when it is read."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    load: Callable[[], NDArray[Any]]
+
+    def __getitem__(self, rows: Any) -> NDArray[Any]:
+        return np.asarray(self.load()[rows])
+
+
+class JoinedMatrix:
+    """Concatenated rows of several matrices, read as float32.
+
+    Raises DataError: they are not matrices of one width; ``names`` are theirs.
+    """
+
+    def __init__(self, matrices: Sequence[Any], names: Sequence[object]) -> None:
+        for matrix, name in zip(matrices, names, strict=True):
+            if len(matrix.shape) != 2 or matrix.shape[1] != matrices[0].shape[1]:
+                raise DataError(
+                    f"{names[0]} is {list(matrices[0].shape)}, {name} {list(matrix.shape)}"
+                    f": rows of one width are needed"
+                )
+        self._matrices, self.dtype = matrices, np.dtype(np.float32)
+        self._starts = np.cumsum([0, *(matrix.shape[0] for matrix in matrices)])
+        self.shape = (int(self._starts[-1]), matrices[0].shape[1])
+
+    def __getitem__(self, rows: Rows) -> NDArray[np.float32]:
+        numbers = row_numbers(rows, self.shape[0])
+        matrix_of = np.searchsorted(self._starts, numbers, side="right") - 1
+        out = np.empty((len(numbers), self.shape[1]), np.float32)
+        for i in np.unique(matrix_of).tolist():
+            mask = matrix_of == i
+            out[mask] = self._matrices[i][numbers[mask] - self._starts[i]]
+        return out
+
+
+Matrix = NDArray[Any] | LazyArray | Hdf5Array | JoinedMatrix
+"""Rows of numbers: indexed by a slice with step 1 or by an array of positions, in any order."""
+
+
+def npy_array(path: Path) -> Matrix:
+    """Map the array in a ``.npy`` file."""
+    with reading(path, "a .npy array without Python objects, which are not loaded"):
+        array: Matrix = npy.open_memmap(path, "r")
+    return array
+
+
+def npz_arrays(path: Path) -> dict[str, Matrix]:
+    """Return the arrays of an ``.npz`` by name, each decompressed when it is first read."""
+
+    @functools.cache
+    def load(name: str) -> NDArray[Any]:
+        with reading(path, "an .npz archive without Python objects"), np.load(path) as members:
+            return np.asarray(members[name])
+
+    arrays: dict[str, Matrix] = {}
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.namelist():
+            with archive.open(member) as file:
+                version = npy.read_magic(file)
+                read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+                shape, _, dtype = read(file)
+            name = member.removesuffix(".npy")
+            arrays[name] = LazyArray(shape, dtype, functools.partial(load, name))
+    return arrays
+
+
+# Names of columns, and forms of files -------------------------------------------------------------
+
+_IDS = ["ids", "id", "imageid", "itemid", "imgid", "uid"]
+_IMAGES = ["image", "imagepath", "path", "filepath", "filename", "file", "img", "images"]
+_NAMES = ["name", "names", "path", "paths", "key", "keys", *_IMAGES]
+USUAL = {
+    "vectors": [
+        *["features", "x", "data", "embeddings", "embedding", "vectors", "vector", "emb", "arr0"],
+    ],
+    "labels": [
+        *["labels", "label", "y", "class", "classes", "category", "finelabel", "target"],
+        *["targets", "categories", "classname", "labelname", "labelid", "classid", "categoryid"],
+        *["tags", "tag", "cls"],
+    ],
+    "ids": _IDS,
+    "images": _IMAGES,
+    "names": _NAMES,
+    "items": [*_IDS, *_NAMES, "item", "index", "indexlevel0", "unnamed0", ""],
+}
+"""Usual names of columns in lower case without spaces and punctuation; ``items`` are those by which
+a table of labels names its items."""
+
+ENDINGS = {
+    **{".npy": "npy", ".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5", ".parquet": "parquet"},
+    **{".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".csv": "csv", ".tsv": "csv"},
+    **{".jsonl": "json", ".ndjson": "json"},
+}
 """Form of a table by the ending of its file."""
 _PICKLE = "it can run code, so it is not loaded: save arrays as .npy, tables as .parquet"
 _MATLAB, _UNPACK = "save its arrays as .npy or .npz", "extract it, and give what is in it"
@@ -87,6 +149,7 @@ _MAGIC: dict[bytes, tuple[str, str]] = {
     b"%PDF": ("a PDF", "export its table as CSV"),
     b"\xd0\xcf\x11\xe0": ("an Excel sheet", "save it as CSV"),
     **dict.fromkeys((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"(\xb5/\xfd"), ("compressed", _UNPACK)),
+    b"PK": ("a zip archive", _UNPACK),
     **dict.fromkeys((b"Rar!", b"7z\xbc\xaf"), ("an archive", _UNPACK)),
     **dict.fromkeys([bytes((0x80, version)) for version in range(2, 6)], ("a pickle", _PICKLE)),
     **dict.fromkeys(
@@ -99,9 +162,47 @@ _MAGIC: dict[bytes, tuple[str, str]] = {
     ),
 }
 """First bytes of files -> their form; forms that are not read have a remedy."""
-_MEMBERS = {"xl/": ("an Excel sheet", "save it as CSV"), "data.pkl": ("a PyTorch file", _PICKLE)}
-_MEMBERS[".npy"] = ("npz", "")
-_UNREAD = (".safetensors", ".pkl", ".pickle", ".pt", ".pth", ".mat", ".xls", ".xlsx", ".orc")
+_UNREAD = (".safetensors", ".pkl", ".pickle", ".mat", ".xls", ".orc", ".fvecs", ".bvecs", ".fbin")
+_ZIPS = {
+    **{".npz": ("npz", ""), ".xlsx": ("an Excel sheet", "save it as CSV")},
+    **dict.fromkeys((".pt", ".pth"), ("a PyTorch file", _PICKLE)),
+}
+"""Zip archives by the endings of their files, and endings of forms that are not read."""
+
+
+# Files --------------------------------------------------------------------------------------------
+
+_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+
+
+def expanded(pattern: str) -> list[str]:
+    """Return the names of ``x-{00..12}.tar``, with numbers as wide as the first."""
+    match = _RANGE.search(pattern)
+    if match is None:
+        return [pattern]
+    prefix, suffix = pattern[: match.start()], pattern[match.end() :]
+    numbers = range(int(match[1]), int(match[2]) + 1)
+    return [f"{prefix}{number:0{len(match[1])}d}{suffix}" for number in numbers]
+
+
+def natural_order(name: str) -> list[tuple[int, str]]:
+    """Return a key for sorting by the numbers in names: 2 before 10."""
+    words = re.split(r"(\d+)", name)
+    return [(int(word), "") if word.isdecimal() else (-1, word) for word in words]
+
+
+def files_of(path: str | os.PathLike[str]) -> list[Path]:
+    """Return the files of a path or a pattern (``*``, ``?``, ``[0-9]``, ``{000..009}``).
+
+    They are in numeric order. Raises DataError: there is none.
+    """
+    text = os.path.expanduser(path)
+    names = expanded(text)
+    if glob.has_magic(text) and not os.path.exists(text):
+        names = sorted((file for name in names for file in glob.glob(name)), key=natural_order)
+    if not names:
+        raise DataError(f"{text}: no file matches this pattern")
+    return list(map(Path, names))
 
 
 def file_form(path: Path) -> str:
@@ -112,19 +213,12 @@ def file_form(path: Path) -> str:
     with reading(path, "a file of data"), path.open("rb") as file:
         head = file.read(512)
     ending = path.suffix.lower()
-    form, remedy = FORMS.get(ending, "text"), ""
-    if ending not in VECS:
-        form, remedy = next((_MAGIC[m] for m in _MAGIC if head.startswith(m)), (form, remedy))
-    if head[257:].startswith(b"ustar"):
-        form, remedy = "a tar archive", f"{_UNPACK}, or give webdataset:FILES"
-    if zipfile.is_zipfile(path):
-        with reading(path, "a zip archive"), zipfile.ZipFile(path) as archive:
-            members = " ".join(archive.namelist())
-        form, remedy = next(
-            (_MEMBERS[m] for m in _MEMBERS if m in members), ("a zip archive", _UNPACK)
-        )
-    if not remedy and (ending in _UNREAD or (form == "text" and b"\0" in head)):
-        form, remedy = f"a {ending or 'binary'} file", f"save it as one of {', '.join(FORMS)}"
+    by_ending = ENDINGS.get(ending, "text"), ""
+    form, remedy = next((_MAGIC[m] for m in _MAGIC if head.startswith(m)), by_ending)
+    if form == "a zip archive":
+        form, remedy = _ZIPS.get(ending, (form, remedy))
+    if form == "text" and (b"\0" in head or ending in _UNREAD):
+        form, remedy = f"a {ending or 'binary'} file", f"save it as one of {', '.join(ENDINGS)}"
     if remedy:
         raise DataError(f"{path} is {form}: {remedy}")
     return form
@@ -147,83 +241,163 @@ class Options:
     image_column: str | None = None
     concepts: int | None = None
     max_bad: float = 0.01
-    download: bool = True
 
 
 PLAIN = Options()
 
 
-def usual(candidates: Iterable[str], names: Iterable[str]) -> str | None:
-    """Return the name that is, but for case and punctuation, the first possible candidate."""
+def usual(role: str, names: Iterable[str]) -> str | None:
+    """Return the first of ``names`` that is usual for a role (:data:`USUAL`), if any."""
     plain = {re.sub(r"[\W_]", "", name.lower()): name for name in reversed(list(names))}
-    return next((plain[name] for name in candidates if name in plain), None)
+    return next((plain[name] for name in USUAL[role] if name in plain), None)
+
+
+_YES, _NO = ["1", "1.0", "True", "true"], ["0", "0.0", "False", "false"]
+_KINDS = {
+    "list": r"(large_|fixed_size_)?list<\w+: (u?int|half|float|double).*",
+    "text": r"(dictionary<values=)?(large_)?string.*",
+    "number": r"u?int\d+|halffloat|float|double",
+    "image": r"(large_)?binary|struct<.*bytes: (large_)?binary.*",
+    "other": "",
+}
+"""Kinds of columns by the names of Arrow's types."""
+
+
+def _pyarrow(module: str, source: object) -> Any:
+    """Import a module of pyarrow. Raises DataError: it is not installed."""
+    remedy = f"reading {source} needs pyarrow: pip install 'gpq-faiss[train]'"
+    return optional(module, remedy, DataError)
 
 
 class Table:
-    """Named columns: arrays, or what reads like them, of N rows."""
+    """Named columns of N rows: arrays, and columns of Arrow that are read when they are needed.
 
-    def __init__(self, source: str, columns: Mapping[str, Matrix]) -> None:
-        self.source = source
-        self.columns = {name: column for name, column in columns.items() if column.shape}
-        self.class_names = self.columns.pop("class_names", None)
-        self.images: Any = ()
-        """A table of pyarrow with the columns of images."""
+    Attributes:
+        source: for messages.
+        arrays: numbers or texts [N], and matrices, by name.
+        data: a ``pyarrow.dataset.Dataset`` or a table, if any; ``arrays`` go before its columns.
+        kinds: name -> ``list`` (rows of numbers), ``number``, ``text``, ``image`` or ``other``.
+    """
+
+    def __init__(self, source: str, arrays: Mapping[str, Matrix], data: Any = None) -> None:
+        self.source, self.arrays, self.data, self.rows = source, dict(arrays), data, data
+        self.kinds: dict[str, str] = {}
+        if data is not None:
+            self.data = _pyarrow("pyarrow.dataset", source).dataset([data])
+        for field in () if data is None else data.schema:
+            matches = (kind for kind, form in _KINDS.items() if re.match(form, str(field.type)))
+            self.kinds[field.name] = next(matches)
+        for name, array in self.arrays.items():
+            kind = "number" if array.dtype.kind in "iufb" else "text"
+            self.kinds[name] = "list" if len(array.shape) > 1 else kind
 
     def of_kind(self, *kinds: str) -> list[str]:
-        """Return the columns of these ``kinds``: ``list`` (rows of numbers), or by their dtype
-        ``i``, ``u`` and ``f`` (numbers), ``U`` (texts), ``V`` (images) or ``O``."""
-        kind_of = {name: str(column.dtype.kind) for name, column in self.columns.items()}
-        kind_of |= {name: "list" for name, column in self.columns.items() if len(column.shape) > 1}
-        return [name for name, kind in kind_of.items() if kind in kinds]
+        """Return the names of the columns of these kinds."""
+        return [name for name, kind in self.kinds.items() if kind in kinds]
 
-    def column(self, name: str | None, option: str, candidates: Iterable[str] = ()) -> str:
-        """Return the name of a column: ``name``, or the usual one of ``candidates``.
-
-        Raises DataError: there is none; ``option`` is the remedy.
-        """
-        chosen = name or usual(candidates, self.columns)
-        if chosen is None or chosen not in self.columns:
-            columns = ", ".join(repr(column[:40]) for column in list(self.columns)[:20])
+    def column(self, name: str | None, option: str) -> str:
+        """Return the name of a column. Raises DataError: there is none; ``option`` names it."""
+        if name is None or name not in self.kinds:
+            columns = ", ".join(repr(column[:40]) for column in list(self.kinds)[:20])
             raise DataError(
                 f"{self.source} has no column {repr(name) if name else 'of a usual name'}"
                 f" (it has {columns}): name one with --read {option}"
             )
-        return chosen
+        return name
 
     def values(self, name: str) -> NDArray[Any]:
         """Return the values of a column: an array of numbers, or of Python's objects."""
-        column = self.columns[name]
-        return column.values() if isinstance(column, ListColumn) else np.asarray(column[:])
+        if name in self.arrays:
+            return np.asarray(self.arrays[name][:])
+        chunks, kind = list(self._batches(name, 1 << 16)), self.data.schema.field(name).type
+        column = _pyarrow("pyarrow", self.source).chunked_array(chunks, kind)
+        return np.asarray(column.to_pandas())
 
     def texts(self, name: str) -> Texts:
         """Return a column as texts; empty where there is no value."""
         return as_texts(map(plain_text, self.values(name).tolist()))
+
+    def matrix(self, name: str) -> Matrix:
+        """Return a column of lists of numbers as a matrix [N, width], another one as an array [N].
+
+        Lists of Arrow are copied to a temporary file, which is mapped, when they are first read.
+        """
+        if name in self.arrays or self.kinds[name] != "list":
+            return self.arrays[name] if name in self.arrays else self.values(name)
+        first = next(self._batches(name, 1), None)
+        shape = self.data.count_rows(), 0 if first is None else len(first[0].as_py() or ())
+        load = functools.cache(functools.partial(self._rows, name, shape))
+        return LazyArray(shape, np.dtype(np.float32), load)
+
+    def _batches(self, name: str, size: int) -> Iterator[Any]:
+        """Yield up to ``size`` rows of a column (a scanner of Arrow decodes whole row groups).
+
+        Raises DataError: they are damaged.
+        """
+        parquet = _pyarrow("pyarrow.parquet", self.source)
+        try:
+            for part in self.data.get_fragments():
+                if type(part).__name__ == "ParquetFileFragment":
+                    batches = parquet.ParquetFile(part.path).iter_batches(size, columns=[name])
+                else:
+                    batches = part.to_batches(columns=[name], batch_size=size)
+                yield from (batch.column(0) for batch in batches if len(batch))
+        except Exception as error:  # from pyarrow
+            raise DataError(f"{self.source}: {name!r} cannot be read ({one_line(error)})") from None
+
+    def _rows(self, name: str, shape: tuple[int, int]) -> NDArray[np.float32]:
+        """Return a column of lists as an array. Raises DataError: a row of another width."""
+        length_of = _pyarrow("pyarrow.compute", self.source).list_value_length
+        start = 0
+        with tempfile.TemporaryFile() as file:
+            out = np.memmap(file, np.float32, "w+", shape=shape)
+        for lists in self._batches(name, 8192):
+            wrong = np.flatnonzero(np.asarray(length_of(lists).fill_null(0)) != shape[1])
+            if wrong.size:
+                raise DataError(
+                    f"{self.source}: {name!r} has {shape[1]} numbers in row 0, but not in "
+                    f"{named_rows(start + wrong)}: leave such rows out"
+                )
+            numbers = lists.flatten().to_numpy(zero_copy_only=False)
+            out[start : start + len(lists)] = numbers.reshape(-1, shape[1])
+            start += len(lists)
+        return out
+
+    def labels(self, o: Options) -> Labels:
+        """Return the labels of the requested or usual column, or of columns of 0 and 1.
+
+        Raises DataError: there is no such column, or its values are no labels.
+        """
+        label, items = o.label_column or usual("labels", self.kinds), usual("items", self.kinds)
+        if label in (None, "y") and o.label_column is None:
+            classes = [name for name in self.kinds if name not in (items, o.id_column)]
+            texts = [self.texts(name) for name in classes]
+            if len(classes) > 1 and {*itertools.chain(*texts)} <= {*_YES, *_NO}:
+                return Labels.from_multihot(np.isin(np.column_stack(texts), _YES), classes)
+        values = self.values(self.column(label, "label_column"))
+        return labels_of(values, f"{self.source}: {label!r}")
 
     def attributes(self, o: Options, images: str | None = None) -> dict[str, Any]:
         """Return labels, ids, texts and notes of the rows, as attributes of a data set.
 
         Columns have their usual names if the options name none; ``images`` is a column of paths.
         """
-        label = o.label_column or (usual(LABELS, self.columns) if o.with_labels else None)
-        ids, names, notes = o.id_column or usual(IDS, self.columns), o.name_column, ["no labels"]
+        label = o.label_column or (usual("labels", self.kinds) if o.with_labels else None)
+        ids, names, notes = o.id_column or usual("ids", self.kinds), o.name_column, ["no labels"]
         attributes: dict[str, Any] = {"notes": notes}
         if label is not None:
-            values: Any = self.values(self.column(label, "label_column"))
-            if self.class_names is not None:
-                values = Labels.from_ids(values, [*map(plain_text, self.class_names[:].tolist())])
-            attributes["labels"] = labels_of(values, f"{self.source}: {label!r}")
-            source = Path(self.source).name
-            notes[0] = labels_note(source, attributes["labels"], f"in column {label!r}")
+            labels = attributes["labels"] = self.labels(replace(o, label_column=label))
+            notes[0] = labels_note(Path(self.source).name, labels, f"in column {label!r}")
         if ids is not None:
             values = self.values(self.column(ids, "ids"))
-            is_text = o.id_column is None and ids in self.of_kind("U")
+            is_text = o.id_column is None and self.kinds[ids] == "text"
             if is_text and not all(WHOLE.fullmatch(plain_text(value)) for value in values):
                 notes.append(f"{ids!r} holds texts: they are the names; ids are row numbers")
                 names = names or ids
             else:
                 attributes["ids"] = whole_numbers(values, f"{self.source}: {ids!r}")
-        unused = [name for name in self.of_kind("U", "O", "i") if name not in (ids, label)]
-        names = names or images or usual(NAMES, unused)
+        unused = [name for name in self.of_kind("text", "number") if name not in (ids, label)]
+        names = names or images or usual("names", unused)
         columns = {name: name for name in o.keep} | ({"name": names} if names else {})
         texts = {text: self.texts(self.column(name, "keep")) for text, name in columns.items()}
         return attributes | {"texts": texts}
@@ -236,79 +410,75 @@ class Table:
 
         Raises DataError: it is unclear which columns they are, or they do not hold numbers.
         """
-        used = {o.label_column, o.id_column, o.name_column, *o.keep, usual(LABELS, self.columns)}
-        unused = [n for n in self.columns if n not in used and usual(ITEMS, [n]) is None]
+        used = {o.label_column, o.id_column, o.name_column, *o.keep, usual("labels", self.kinds)}
+        unused = [n for n in self.kinds if n not in used and usual("items", [n]) is None]
         lists = [name for name in self.of_kind("list") if name in unused]
-        numbers = [name for name in self.of_kind("i", "u", "f") if name in unused]
+        numbers = [name for name in self.of_kind("number") if name in unused]
         prefixes = {name: re.sub(r"\d+$", "", name) for name in sorted(numbers, key=natural_order)}
         numbered = [p for p, count in Counter(prefixes.values()).items() if count > 1]
-        chosen = [name for name in numbers if not numbered]
+        chosen = [name for name, prefix in prefixes.items() if not numbered or [prefix] == numbered]
         if o.vectors is not None:
             patterns = o.vectors.split(",") if isinstance(o.vectors, str) else o.vectors
-            matches = [fnmatch.filter(self.columns, name) or [name] for name in patterns]
+            matches = [fnmatch.filter(self.kinds, name) or [name] for name in patterns]
             chosen = [self.column(name, "vectors") for names in matches for name in names]
         elif lists:
-            chosen = [name] if (name := usual(FEATURES, lists)) else lists
-        elif len(numbered) == 1:
-            chosen = [name for name, prefix in prefixes.items() if prefix == numbered[0]]
-        kinds = {"list" if name in self.of_kind("list") else "number" for name in chosen}
-        if kinds != {"number"} and not (kinds == {"list"} and len(chosen) == 1):
-            columns = ", ".join((lists or list(self.columns))[:20])
+            chosen = [name] if (name := usual("vectors", lists)) else lists
+        if len(chosen) == 1:
+            return self.matrix(chosen[0]), f"vectors are in column {chosen[0]!r}"
+        if {self.kinds[name] for name in chosen} != {"number"}:
+            columns = ", ".join((lists or list(self.kinds))[:20])
             raise DataError(
                 f"{self.source}: which column holds the vectors? (it has {columns})"
                 f": name them with --read vectors=NAME or a pattern, 'f*'"
             )
-        if len(chosen) == 1:
-            return self.columns[chosen[0]], f"vectors are in column {chosen[0]!r}"
-        stacked = functools.cache(lambda: np.column_stack([*map(self.values, chosen)]))
-        note = f"vectors are the {len(chosen):,} columns {chosen[0]!r} to {chosen[-1]!r}"
-        shape = self.columns[chosen[0]].shape[0], len(chosen)
-        return LazyArray(shape, stacked, np.dtype("f4")), note
+        stacked = np.column_stack([self.values(name) for name in chosen])
+        return stacked, f"vectors are the {len(chosen):,} columns {chosen[0]!r} to {chosen[-1]!r}"
 
     def image_column(self, requested: str | None) -> str | None:
         """Return the column of images or of their paths, if any: the requested, or a usual one."""
         if requested is not None:
             return self.column(requested, "image_column")
-        images = self.of_kind("V")
-        for name in [name for name in self.of_kind("U") if not images and usual(IMAGES, [name])]:
-            paths = map(plain_text, self.values(name)[:100])
-            images += [name] * any(map(is_image_name, paths))
-        preferred = usual(IMAGES, images)
-        if len(images) > 1 and preferred is None:
+        paths = [name for name in self.of_kind("text") if usual("images", [name]) is not None]
+        is_path = {name: any(map(is_image_name, self.texts(name)[:100])) for name in paths}
+        images = self.of_kind("image") or [name for name in paths if is_path[name]]
+        if len(images) > 1 and usual("images", images) is None:
             raise DataError(
                 f"{self.source} has several columns of images ({', '.join(images)})"
                 f": name one with --read image_column"
             )
-        return preferred or (images[0] if images else None)
+        return usual("images", images) or next(iter(images), None)
+
+
+# Files of tables ----------------------------------------------------------------------------------
 
 
 def open_tables(paths: Sequence[Path]) -> Table:
     """Return the columns of files of one form (:func:`file_form`), one below the other.
 
-    Texts of other forms than :data:`FORMS` are CSV. Raises DataError: damaged, not a table, or
+    Texts of other forms than :data:`ENDINGS` are CSV. Raises DataError: damaged, not a table, or
     files with different columns.
     """
-    form, source, tables = file_form(paths[0]), str(paths[0]), []
-    if form in ("parquet", "arrow"):
-        dataset = _library(source, "pyarrow.dataset")
-        with reading(paths[0], f"a file of the form {form}"):
-            data = dataset.dataset(list(map(str, paths)), format=form)
-            return Table(source, arrow_columns(source, data))
-    readers = {"npz": npz_arrays, "vecs": open_vecs, "hdf5": _hdf5, "json": _json}
+    form, source, opened = file_form(paths[0]), str(paths[0]), []
+    readers: dict[str, Any] = {"npz": npz_arrays, "hdf5": _hdf5}
     readers["npy"] = lambda path: {"arr_0": npy_array(path)}
+    readers["json"] = lambda path: _pyarrow("pyarrow.json", path).read_json(str(path))
+    readers["parquet"] = readers["arrow"] = lambda path: _pyarrow("pyarrow.dataset", path).dataset(
+        str(path), format=form
+    )
     for path in paths:
         with reading(path, f"a file of the form {form}"):
-            tables.append(readers.get(form, _csv)(path))
-    if any(columns.keys() != tables[0].keys() for columns in tables):
-        names = ", ".join(sorted({*tables[0]}.symmetric_difference(*tables[1:])))
-        raise DataError(f"{source} and another file do not fit: one lacks {names}")
-    joined = tables[0]
-    for name, column in tables[0].items() if len(tables) > 1 else ():
-        parts = [columns[name] for columns in tables]
-        is_list = len(column.shape) > 1
-        joined[name] = (
-            JoinedMatrix(parts, paths) if is_list else np.concatenate([p[:] for p in parts])
-        )
+            opened.append(readers.get(form, _csv)(path))
+    names = [{*getattr(getattr(columns, "schema", None), "names", columns)} for columns in opened]
+    if lacking := sorted(set().union(*names) - names[0].intersection(*names)):
+        raise DataError(f"{source} and another file do not fit: one lacks {', '.join(lacking)}")
+    if not isinstance(opened[0], dict):
+        with reading(paths[0], f"a file of the form {form}"):
+            return Table(source, {}, _pyarrow("pyarrow.dataset", source).dataset(opened))
+    joined = {name: array for name, array in opened[0].items() if array.shape}
+    for name, array in joined.items() if len(paths) > 1 else ():
+        parts, is_list = [arrays[name] for arrays in opened], len(array.shape) > 1
+        columns = JoinedMatrix(parts, paths) if is_list else np.concatenate([p[:] for p in parts])
+        joined[name] = columns
     return Table(source, joined)
 
 
@@ -324,158 +494,95 @@ def _hdf5(path: Path) -> dict[str, Matrix]:
     return columns
 
 
-# Arrow --------------------------------------------------------------------------------------------
-
-_TYPES = {
-    "list": r"(large_|fixed_size_)?list<\w+: (u?int|half|float|double).*",
-    "U": r"(dictionary<values=)?(large_)?string.*",
-    "i": r"u?int\d+",
-    "f": r"halffloat|float|double",
-    "V": r"(large_)?binary|struct<.*bytes: (large_)?binary.*",
-    "O": "",
-}
-"""Kinds of columns (:meth:`Table.of_kind`) by the names of Arrow's types."""
-
-
-@dataclass(frozen=True)
-class ListColumn(LazyArray):
-    """A column of lists of numbers; ``values`` returns them with any lengths."""
-
-    values: Callable[[], NDArray[Any]]
-
-
-def _library(source: object, module: str) -> Any:
-    """Import a module of pyarrow or pandas. Raises DataError: it is not installed."""
-    remedy = f"reading {source} needs {module}: pip install 'gpq-faiss[train]'"
-    return optional(module, remedy, DataError)
-
-
-def arrow_columns(source: str, data: Any) -> dict[str, Matrix]:
-    """Return the columns of a ``pyarrow.dataset.Dataset``, read when they are needed.
-
-    Lists of numbers are then copied to a temporary file, which is mapped. Raises DataError: the
-    columns of its files differ.
-    """
-    schema = data.schema
-    if any({*part.physical_schema.names} != {*schema.names} for part in data.get_fragments()):
-        raise DataError(f"{source} and another file do not fit: their columns differ")
-    n, head = data.count_rows(), next(_scan(data, schema.names, 1), None)
-    columns: dict[str, Matrix] = {}
-    for name, arrow_type in zip(schema.names, schema.types, strict=True):
-        kind = next(kind for kind, form in _TYPES.items() if re.match(form, str(arrow_type)))
-        values = functools.partial(_values, source, data, name)
-        if kind == "list":
-            shape = n, 0 if head is None else len(head[name][0].as_py() or ())
-            rows = functools.cache(functools.partial(_rows, source, data, name, shape))
-            columns[name] = ListColumn(shape, rows, np.dtype("f4"), values)
-        else:
-            columns[name] = LazyArray((n,), values, np.dtype(kind))
-    return columns
-
-
-def _scan(data: Any, names: list[str], size: int) -> Iterator[Any]:
-    """Yield batches of up to ``size`` rows; a scanner of pyarrow would decode whole row groups."""
-    parquet = _library("columns", "pyarrow.parquet")
-    for part in data.get_fragments():
-        if type(part).__name__ == "ParquetFileFragment":
-            yield from parquet.ParquetFile(part.path).iter_batches(size, columns=names)
-        else:
-            yield from part.to_batches(columns=names, batch_size=size)
-
-
-@contextlib.contextmanager
-def _scanning(source: str, name: str) -> Iterator[None]:
-    """Turn an error of pyarrow into a DataError."""
-    try:
-        yield
-    except DataError:
-        raise
-    except Exception as error:
-        raise DataError(f"{source}: {name!r} cannot be read ({one_line(error)})") from None
-
-
-def _values(source: str, data: Any, name: str) -> NDArray[Any]:
-    with _scanning(source, name):
-        return np.asarray(data.to_table(columns=[name])[name].to_pandas())
-
-
-def _rows(source: str, data: Any, name: str, shape: tuple[int, int]) -> NDArray[np.float32]:
-    """Return a column of lists as an array. Raises DataError: another width, or no numbers."""
-    length_of = _library(source, "pyarrow.compute").list_value_length
-    start = 0
-    with tempfile.TemporaryFile() as file:
-        out = np.memmap(file, np.float32, "w+", shape=shape)
-    with _scanning(source, name):
-        for batch in _scan(data, [name], 8192):
-            lists = batch.column(0)
-            numbers = lists.flatten().to_numpy(zero_copy_only=False)
-            wrong = np.flatnonzero(np.asarray(length_of(lists).fill_null(0)) != shape[1])
-            if wrong.size:
-                raise DataError(
-                    f"{source}: {name!r} has {shape[1]} numbers in row 0, but not in "
-                    f"{named_rows(start + wrong)}: leave such rows out"
-                )
-            out[start : start + len(lists)] = numbers.reshape(-1, shape[1])
-            start += len(lists)
-    return out
-
-
-def table_columns(source: str, table: Any) -> dict[str, Matrix]:
-    """Return the columns of a table of pyarrow."""
-    return arrow_columns(source, _library(source, "pyarrow.dataset").dataset(table))
-
-
-def _csv(path: Path) -> dict[str, Matrix]:
+def _csv(path: Path) -> Any:
     """Return a text with a header line, separated by what is most in that.
 
     Numbers in the first line are a row: columns are then named by their numbers. Columns with usual
     names of labels, ids and names are texts.
     """
-    reader = _library(path, "pyarrow.csv")
-    text = read_text(path, "a table with a header line")
-    separator = max(",;\t|", key=text.partition("\n")[0].count)
-    lines = [line for line in text.split("\n") if line.strip(f"{separator} \t")]
-    names = [name.strip() for name in next(csv.reader(lines[:1], delimiter=separator), [])]
+    reader = _pyarrow("pyarrow.csv", path)
+    text = read_text(path, "a table with a header line").lstrip("\n")
+    first = text.partition("\n")[0]
+    separator = max(",;\t|", key=first.count)
+    names = [name.strip() for name in next(csv.reader([first], delimiter=separator), [])]
     has_header = not all(re.fullmatch(r"[-+]?\d*\.?\d+(e[-+]?\d+)?", n, re.I) for n in names)
-    if len(lines) <= has_header or len(set(names)) < len(names) * has_header:
+    names = names if has_header else [str(i) for i in range(len(names))]
+    if len(set(names)) < len(names) or not text[len(first) * has_header :].strip():
         raise DataError(
-            f"{path} "
-            "is empty, has a header line alone, or names a column twice"
+            f"{path} is empty, has a header line alone, or names a column twice"
             f": a table with a header line is needed"
         )
-    names = names if has_header else [str(i) for i in range(len(names))]
-    texts = [name for name in names if usual([*LABELS, *ITEMS], [name]) is not None]
-    table = reader.read_csv(
-        io.BytesIO("\n".join(lines[has_header:]).encode()),
-        reader.ReadOptions(use_threads=False, column_names=names),
+    texts = [
+        name for name in names if usual("labels", [name]) or usual("items", [name]) is not None
+    ]
+    return reader.read_csv(
+        io.BytesIO(text.encode()),
+        reader.ReadOptions(use_threads=False, column_names=names, skip_rows=int(has_header)),
         reader.ParseOptions(delimiter=separator, newlines_in_values=True),
         reader.ConvertOptions(
             column_types=dict.fromkeys(texts, "string"), true_values=[], false_values=[]
         ),
     )
-    return table_columns(str(path), table)
 
 
-def _json(path: Path) -> dict[str, Matrix]:
-    """Return the columns of a list of records, of records by line, or of a dict of columns."""
-    is_lines = path.suffix.lower() != ".json"
-    text = io.StringIO(read_text(path, "JSON"))
-    frame = _library(path, "pandas").read_json(
-        text, lines=is_lines, dtype=False, convert_dates=False
-    )
-    return frame_table(frame).columns
+def table_of_records(path: Path, records: list[Any]) -> Table:
+    """Return the columns of records, the dicts of a JSON file. Raises DataError: of mixed types."""
+    with reading(path, "JSON of records"):
+        return Table(str(path), {}, _pyarrow("pyarrow", path).Table.from_pylist(records))
 
 
 def frame_table(source: Any) -> Table:
     """Return the columns of a table in memory: of pandas, polars, DuckDB, pyarrow and others."""
     location = f"the {type(source).__name__}"
     try:
-        data = _library(location, "pyarrow").table(source)
+        data = _pyarrow("pyarrow", location).table(source)
     except Exception as error:  # from pyarrow, or the table's library
         raise DataError(
             f"{location} has a column that cannot be converted ({one_line(error)})"
             f": leave out those of mixed types"
         ) from None
     index = (data.schema.pandas_metadata or {}).get("index_columns", [])
-    unused = [name for name in data.schema.names if name in index and usual(ITEMS, [name]) is None]
-    return Table(location, table_columns(location, data.drop_columns(unused)))
+    unused = [
+        name for name in data.schema.names if name in index and usual("items", [name]) is None
+    ]
+    return Table(location, {}, data.drop_columns(unused))
+
+
+# Ids ----------------------------------------------------------------------------------------------
+
+
+def whole_numbers(ids: Any, source_name: str) -> NDArray[np.int64]:
+    """Return ids as int64 [n]; whole floats and texts of whole numbers are ids, too.
+
+    Raises DataError: not whole numbers of signed 64 bits, in one dimension.
+    """
+    array = np.asarray(ids)
+    with contextlib.suppress(ValueError, OverflowError, TypeError), np.errstate(invalid="ignore"):
+        if array.dtype.kind in "OUST":  # whose numbers may be beyond 64 bits, or missing
+            texts = (plain_text(cell).strip().removesuffix(".0") for cell in array.tolist())
+            return np.array(list(map(int, texts)), np.int64)
+        exact = array.dtype.kind in "iu" or (np.abs(array) < 2**53).all()
+        numbers = array.astype(np.int64)
+        if array.ndim == 1 and exact and (numbers == array).all():
+            return numbers
+    raise DataError(
+        f"{source_name}: {array.dtype} {list(array.shape)}, "
+        "expected ids: whole numbers of signed 64 bits, none missing"
+    )
+
+
+def read_ids(ids: Any, source_name: str = "ids") -> NDArray[np.int64]:
+    """Return ids int64 [n] of an array, or of a file: ``.npy``, or text with one per line, where
+    ``#`` starts a comment.
+
+    ``source_name`` names the option in errors. Raises DataError: as :func:`whole_numbers`.
+    """
+    if not isinstance(ids, str | os.PathLike):
+        return whole_numbers(without_gradient(ids), source_name)
+    path = Path(ids).expanduser()
+    with errors_of(source_name):
+        if path.suffix == ".npy":
+            return whole_numbers(npy_array(path)[:], str(path))
+        lines = read_text(path, "a list of ids, one whole number per line").splitlines()
+        words = [word for line in lines for word in line.partition("#")[0].split()]
+        return whole_numbers(words, str(path))

@@ -28,7 +28,7 @@ from ..config import (
     validate,
 )
 from ..data.base import Dataset
-from ..data.protocols import check_protocol, make_split
+from ..data.protocols import PROTOCOLS, make_split
 from ..errors import UsageError, unknown
 from ..files import fingerprint, versions
 from ..inputs import read_toml
@@ -99,9 +99,9 @@ class Grid(BaseModel, **_STRICT):
 
     @model_validator(mode="after")
     def _check(self) -> Grid:
-        if check_protocol(self.protocol) == "none":
+        if self.protocol not in PROTOCOLS or self.protocol == "none":
             raise UsageError(
-                "protocol 'none': an experiment needs queries: take 1, 2, transfer or gpq-authors"
+                f"protocol '{self.protocol}': an experiment needs queries: take 1, 2 or transfer"
             )
         if len({variation.name for variation in self.variations}) < len(self.variations):
             raise UsageError(f"grid {self.name}: two variations have the same name")
@@ -294,7 +294,7 @@ def plan(grid: Grid, dataset: Dataset) -> tuple[list[RunSpec], dict[str, str]]:
                 left_out[name] = "its convolutional network is for images of more pixels"
                 continue
             entry.load()
-            for bits in grid.bits if entry.any_length else (0,):
+            for bits in grid.bits if entry.code != "none" else (0,):
                 if entry.deep:
                     config = method_config(grid, variation, name, perceptron=perceptron)
                     M = codebooks_for_bits(bits, config.quantizer.codewords)

@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Mapping
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +38,14 @@ from ..methods.coders import ProductCoder
 from ..methods.measure import (
     Coded,
     Rows,
-    encode_blocks,
+    encode_items,
     fit_and_encode,
     input_neighbours,
     native_image_size,
 )
 from ..methods.registry import find_method
 from ..methods.trainable import embed_rows
-from ..nn.device import resolve_device, torch_threads
+from ..nn.device import resolve_device
 from ..progress import stage
 from ..training.loop import RunOptions, fit
 from .grid import Grid, RunSpec, describe_plan, plan, read_grid
@@ -215,7 +215,7 @@ def compute(
     random = np.random.default_rng([spec.seed, _VECTOR_STREAM])
     keep = random.permutation(split.database)[: spec.vectors]
     # On one thread concurrent runs do not compete, and sums have a fixed order.
-    with torch_threads(1), threadpool_limits(1):
+    with threadpool_limits(1):
         if find_method(spec.method).deep:
             coded = _train_and_encode(spec, dataset, split, work, options, keep)
         else:
@@ -298,20 +298,17 @@ def _train_and_encode(
         identity=f"{spec.identity} {device.type}",
         options=options,
     )
-    start = time.perf_counter()
-    method, coder = fitted.method, fitted.method.coder()
+    method = fitted.method
     with Reader(dataset, fitted.reader.image_size) as reader:
         reader.preload()
-        xq, queries = embed_rows(method, reader, split.query, device, queries=True)
-        encoded = encode_blocks(
-            coder,
+        coded = encode_items(
+            method.coder(),
+            *embed_rows(method, reader, split.query, device, queries=True),
             split.database,
             lambda rows: embed_rows(method, reader, rows, device),
             keep,
         )
-    encoded["encode_seconds"] = time.perf_counter() - start  # with the time of the network
-    seconds, extra = fitted.run.seconds, {"steps": fitted.run.step}
-    return Coded(coder, queries, xq=xq, fit_seconds=seconds, extra=extra, **encoded)
+    return replace(coded, fit_seconds=fitted.run.seconds, extra={"steps": fitted.run.step})
 
 
 def top_rows(score: ScoreFunction, codes: NDArray[np.uint8], n_queries: int, k: int) -> Rows:

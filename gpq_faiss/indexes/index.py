@@ -29,7 +29,7 @@ from ..codes.checks import (
     check_vectors,
 )
 from ..codes.encode import decode
-from ..data.arrays import whole_numbers
+from ..data.tables import whole_numbers
 from ..errors import DataError, MismatchError, UsageError
 from ..faissio.convert import check_kind, to_faiss
 from ..files import Closing

@@ -137,12 +137,7 @@ def _with_changes(index: Index, path: Path) -> Index:
     changes = read_changes(path, code_size(index.M, index.K), index.fingerprint)
     if changes is None:
         return index
-    identity, number = index.contained or ("", 0)
-    newest = {
-        item: change
-        for item, change in changes.by_id.items()
-        if identity != changes.identity or change.number > number
-    }
+    newest = changes.since(index.contained)
     if newest:
         _log.info("%s: %s changes are applied", changes_path(path), f"{len(newest):,}")
     index = index.apply(newest)

@@ -1,1 +1,1 @@
-"""Losses: functions of tensors to a scalar, and losses of plugins."""
+"""Losses: functions of tensors to a scalar."""

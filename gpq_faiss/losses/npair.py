@@ -30,7 +30,7 @@ def npair(x: Tensor, q: Tensor, labels: Tensor) -> Tensor:
     y = multihot(labels, x)
     labelled = y.any(dim=1)
     # Masks in place of indexing avoid a synchronisation with the GPU; 0 * -inf would be NaN.
-    logits = _similarity(x, q).masked_fill(~labelled, torch.finfo(x.dtype).min / 2)
+    logits = (x.flatten(1) @ q.flatten(1).T).masked_fill(~labelled, torch.finfo(x.dtype).min / 2)
     target = y @ y.T
     target = target / torch.where(labelled, target.sum(dim=1), 1.0)[:, None]
     return -(target * logits.log_softmax(dim=1)).sum() / labelled.sum().clamp_min(1)
@@ -47,18 +47,20 @@ def triplet(x: Tensor, q: Tensor, labels: Tensor) -> Tensor:
     mean over all pairs whose anchor has a negative, 0 without any.
     """
     positive, negative = label_pairs(labels, x)
-    similarity = _similarity(x, q) / x.shape[1]
+    similarity = x.flatten(1) @ q.flatten(1).T / x.shape[1]
     used = positive & negative.any(dim=1, keepdim=True)
     ordered = similarity.masked_fill(~negative, 9.0).sort(dim=1).values  # any cosine is below 9
     below = torch.searchsorted(ordered.detach(), similarity.detach().contiguous())
     # `below` negatives are less similar than the positive; with none, entry 0 is the least similar.
     chosen = ordered.gather(1, (below - 1).clamp_min(0))
     loss = (MARGIN + chosen - similarity).relu()
-    return loss.masked_fill(~used, 0).sum() / used.sum().clamp_min(1)
+    return masked_mean(loss, used)
 
 
-def _similarity(x: Tensor, q: Tensor) -> Tensor:
-    return x.flatten(1) @ q.flatten(1).to(x.dtype).T
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean of the finite values where the mask, of the same shape, is true; 0 without
+    any."""
+    return (values * mask).sum() / mask.sum().clamp_min(1)
 
 
 def multihot(labels: Tensor, like: Tensor) -> Tensor:

@@ -3,6 +3,8 @@ output, and refitted codebooks."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -15,7 +17,7 @@ from ..data.reader import Reader
 from ..losses.npair import label_pairs
 from ..nn.backbones import build_extractor, input_description
 from .coders import Coder, Floats, SignCoder
-from .trainable import TrainableMethod, TrainingBatch
+from .trainable import TrainableMethod, TrainingBatch, run_network
 
 
 class Baseline(TrainableMethod):
@@ -58,15 +60,12 @@ class Baseline(TrainableMethod):
 
     def deep(self, x: Tensor, amp: bool) -> Tensor:
         """The extractor's features of items, float32 [n, W]."""
-        with torch.autocast(x.device.type, torch.bfloat16, amp):
-            features = self.extractor.trunk_features(self.extractor.input(x))
-        return features.float()
+        net = self.extractor
+        return run_network(lambda x: net.trunk_features(net.input(x)), x, amp)
 
     def raw(self, batch: TrainingBatch, amp: bool) -> Tensor:
         """The extractor's output for the labelled items of a batch, float32 [B, width]."""
-        with torch.autocast(batch.x.device.type, torch.bfloat16, amp):
-            raw: Tensor = self.extractor(batch.x[: len(batch.y)])
-        return raw.float()
+        return run_network(self.extractor, batch.x[: len(batch.y)], amp)
 
     def positions(self, batch: TrainingBatch) -> Tensor:
         """Indices int64 [B] of the labelled items of a batch in :attr:`rows`."""
@@ -82,57 +81,46 @@ class Alternating(Baseline):
     the network's outputs of that pass, and after the last step. Vectors are tanh of the extractor's
     output.
 
-    In the state, for checkpoints: ``kept``, the latest vector of each labelled item, if it was
-    ``seen``; and the ``codewords``, random until they are ``fitted``.
+    In the state, for checkpoints: the ``latest`` vector of each labelled item, zeros before its
+    first; and the ``codewords``, random until they are ``fitted``.
     """
 
     def build(self) -> None:
         self.codewords = nn.Buffer(self.first(torch.Generator().manual_seed(self.seed + 1)))
         self.fitted = nn.Buffer(torch.zeros((), dtype=torch.bool))
-        self.allocate(0)
-        self._due = False
 
+    @abstractmethod
     def first(self, draws: torch.Generator) -> Tensor:
         """Random codewords."""
-        raise NotImplementedError
 
+    @abstractmethod
     def refit(self, positions: Tensor, x: Floats) -> Floats:
         """Return new codewords for vectors ``x`` float32 [n, width] of the labelled items at
         ``positions`` int64 [n]."""
-        raise NotImplementedError
 
     def vectors(self, raw: Tensor) -> Tensor:
         return raw.tanh()
-
-    def allocate(self, items: int) -> None:
-        self.kept = nn.Buffer(torch.zeros(items, self.output_width()))
-        self.seen = nn.Buffer(torch.zeros(items, dtype=torch.bool))
 
     def fit_labels(
         self, reader: Reader, rows: NDArray[np.int64], y: Floats, unlabelled: NDArray[np.int64]
     ) -> None:
         self.rows = rows
-        self.allocate(len(rows))
+        self.latest = nn.Buffer(torch.zeros(len(rows), self.output_width()))
 
     def outputs(self, batch: TrainingBatch, amp: bool) -> Tensor:
-        """The vectors of the labelled items, float32 [B, width], which are kept."""
+        """The vectors of the labelled items, float32 [B, width], which are stored."""
         z = self.vectors(self.raw(batch, amp))
-        if len(self.rows):
-            positions, steps_taken = self.positions(batch), batch.step + 1
-            self.kept[positions] = z.detach()
-            self.seen[positions] = True
-            self._due = (
-                steps_taken == batch.steps or steps_taken % -(-len(self.rows) // len(z)) == 0
-            )
+        self.latest[self.positions(batch)] = z.detach()
+        steps_per_pass, steps_taken = -(-len(self.rows) // len(z)), batch.step + 1
+        self._due = steps_taken == batch.steps or steps_taken % steps_per_pass == 0
         return z
 
     @torch.no_grad()
     def after_step(self, step: int) -> None:
         if self._due:
-            positions = self.seen.nonzero()[:, 0]
-            self.codewords.copy_(
-                torch.from_numpy(self.refit(positions, self.kept[positions].cpu().numpy()))
-            )
+            positions = self.latest.any(dim=1).nonzero()[:, 0]
+            codewords = self.refit(positions, self.latest[positions].cpu().numpy())
+            self.codewords.copy_(torch.from_numpy(codewords))
             self.fitted.fill_(True)
 
 

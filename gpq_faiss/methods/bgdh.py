@@ -41,9 +41,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import DataError
-from ..losses.npair import label_pairs
-from ..nn.backbones import make_head
+from ..losses.npair import label_pairs, masked_mean
+from ..nn.backbones import Backbone, make_head
 from .baseline import Baseline, squared_distances, start_small
 from .kmeans import kmeans
 from .trainable import TrainingBatch, weighted
@@ -71,13 +70,7 @@ class BipartiteGraph(nn.Module):
 
     @torch.no_grad()
     def fit(self, sample: Tensor, seed: int) -> None:
-        """Fit the graph to a sample float [n, W]. Raises DataError: fewer items than anchors per
-        item."""
-        if len(sample) < self.nearest:
-            raise DataError(
-                f"bgdh links items to {self.nearest} anchors: {len(sample)} training items are "
-                "too few"
-            )
+        """Fit the graph to a sample float [n, W]."""
         used = min(len(self.anchors), len(sample))
         self.used.fill_(used)
         self.anchors[:used].copy_(
@@ -85,9 +78,7 @@ class BipartiteGraph(nn.Module):
         )
         d = squared_distances(sample, self.anchors[:used]).topk(self.nearest, largest=False).values
         self.bandwidth.copy_(d.mean().clamp_min(1e-12))
-        Z = sample.new_zeros(len(sample), len(self.anchors))
-        near, weight = self.joined(sample)
-        Z.scatter_(1, near, weight)
+        Z = sample.new_zeros(len(sample), len(self.anchors)).scatter(1, *self.joined(sample))
         T = Z.T @ Z
         # An anchor without items only leads to itself.
         T.diagonal()[T.sum(1) == 0] = 1
@@ -101,17 +92,14 @@ class BipartiteGraph(nn.Module):
         return near, (-d / self.bandwidth).softmax(dim=1)
 
     @torch.no_grad()
-    def walk(self, x: Tensor, longest: int, generator: torch.Generator) -> Tensor:
-        """A context for every item float [n, W]: the anchor reached by a walk with 1 to ``longest``
-        visits, int64 [n], on the CPU."""
+    def walk(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        """A context for every item float [n, W]: the first or the second anchor of a random walk,
+        int64 [n], on the CPU."""
         near, weight = (t.cpu() for t in self.joined(x))
-        anchor = near.gather(1, torch.multinomial(weight, 1, generator=generator))[:, 0]
-        visits = torch.randint(longest, anchor.shape, generator=generator)
-        steps = self.steps.cpu()
-        for visit in range(1, longest):
-            following = torch.multinomial(steps[anchor], 1, generator=generator)[:, 0]
-            anchor = torch.where(visit <= visits, following, anchor)
-        return anchor
+        first = near.gather(1, torch.multinomial(weight, 1, generator=generator))[:, 0]
+        goes_on = torch.randint(2, first.shape, generator=generator) > 0
+        second = torch.multinomial(self.steps.cpu()[first], 1, generator=generator)[:, 0]
+        return torch.where(goes_on, second, first)
 
 
 def pairwise_likelihood(u: Tensor, labels: Tensor) -> Tensor:
@@ -120,18 +108,9 @@ def pairwise_likelihood(u: Tensor, labels: Tensor) -> Tensor:
     2, i != j."""
     positive, negative = label_pairs(labels, u)
     theta = u @ u.T / 2
-    means = []
-    for sign, kind in ((-1, positive), (1, negative)):
-        means.append(F.softplus(sign * theta).masked_fill(~kind, 0).sum() / kind.sum().clamp_min(1))
-    return (means[0] + means[1]) / 2
-
-
-def context_loss(e: Tensor, contexts: Tensor, right: Tensor, wrong: Tensor) -> Tensor:
-    """Mean of -log σ(γ w_c·e_i), a scalar, for e float [n, E] and contexts w float [A, E]: γ = 1
-    for the right context of each item, int64 [n], -1 for its wrong ones, int64 [n, R]."""
-    chosen = contexts[torch.cat([right[:, None], wrong], dim=1)]
-    scores = torch.einsum("nre,ne->nr", chosen, e)
-    return -(F.logsigmoid(scores[:, 0]).sum() + F.logsigmoid(-scores[:, 1:]).sum()) / scores.numel()
+    return (
+        masked_mean(F.softplus(-theta), positive) + masked_mean(F.softplus(theta), negative)
+    ) / 2
 
 
 class BGDH(Baseline):
@@ -143,8 +122,8 @@ class BGDH(Baseline):
     """λ of the graph term, and η."""
     nearest = 5
     """s, anchors per item."""
-    longest, wrong = 2, 5
-    """Maximum anchor visits of a walk; random contexts per context reached by a walk."""
+    wrong = 5
+    """Random contexts per context reached by a walk."""
 
     def build(self) -> None:
         backbone = self.extractor
@@ -152,14 +131,12 @@ class BGDH(Baseline):
         self.hidden = make_head(EMBEDDING, EMBEDDING, self.draws)
         self.hash = nn.Linear(deep + EMBEDDING, self.bits)
         start_small(self.hash, self.draws)
-        self.graph_start = 1 / 3 if self.config.network.weights == "none" else 0.0
         # What the graph sees: the input, or a frozen copy, as features of the network in training
         # would drift away from the anchors.
-        self.view = (
-            copy.deepcopy(backbone).requires_grad_(False)
-            if backbone.spec.kind == "images"
-            else None
-        )
+        self.view: nn.Module = backbone.input
+        if backbone.spec.kind == "images":
+            self.view = copy.deepcopy(backbone).requires_grad_(False)
+            self.view.head = nn.Identity()
         anchors = max(self.nearest, min(500, self.items // 10))
         self.graph = BipartiteGraph(anchors, backbone.spec.in_width or deep, self.nearest)
         self.contexts = nn.Parameter(
@@ -179,20 +156,18 @@ class BGDH(Baseline):
     @torch.no_grad()
     def before_step(self, step: int, steps: int, sample: Callable[[int], Iterator[Tensor]]) -> None:
         """Build the graph, when it is due, from 20 training items per possible anchor."""
-        start = int(self.graph_start * steps) if self.view is not None else 0
-        if step < start or int(self.graph.used):
-            return
-        if self.view is not None:
-            self.view.load_state_dict(self.extractor.state_dict())
-        self.graph.fit(
-            torch.cat([self.seen(x) for x in sample(20 * len(self.graph.anchors))]), self.seed
-        )
+        of_images = isinstance(self.view, Backbone)
+        first = steps // 3 if of_images and self.config.network.weights == "none" else 0
+        if step >= first and not int(self.graph.used):
+            if of_images:
+                self.view.load_state_dict(self.extractor.state_dict(), strict=False)
+            items = sample(20 * len(self.graph.anchors))
+            self.graph.fit(torch.cat([self.graph_features(x) for x in items]), self.seed)
 
     @torch.no_grad()
-    def seen(self, x: Tensor) -> Tensor:
-        if self.view is None:
-            return cast(Tensor, self.extractor.input(x))
-        return self.view.eval().trunk_features(self.view.input(x)).float()
+    def graph_features(self, x: Tensor) -> Tensor:
+        """What the graph sees of items, float32 [n, W]."""
+        return cast(Tensor, self.view.eval()(x)).float()
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         x = batch.x
@@ -203,7 +178,11 @@ class BGDH(Baseline):
             "quantisation": (labelled - torch.where(labelled > 0, 1.0, -1.0)).square().mean(),
         }
         if used := int(self.graph.used):
-            right = self.graph.walk(self.seen(x), self.longest, batch.generator)
+            # The first context is reached by a walk, the others are random.
+            right = self.graph.walk(self.graph_features(x), batch.generator)[:, None]
             wrong = torch.randint(used, (len(x), self.wrong), generator=batch.generator)
-            parts["graph"] = context_loss(e, self.contexts, right.to(e.device), wrong.to(e.device))
+            contexts = self.contexts[torch.cat([right, wrong], dim=1).to(e.device)]
+            scores = torch.einsum("nre,ne->nr", contexts, e)
+            likelihood = F.logsigmoid(scores[:, 0]).sum() + F.logsigmoid(-scores[:, 1:]).sum()
+            parts["graph"] = -likelihood / scores.numel()
         return weighted(parts, quantisation=self.quantisation, graph=self.weight)

@@ -40,10 +40,9 @@ def descend(
     """Coordinate descent on H [n, q], in place, for multi-hot labels y [n, C]."""
     n, q = H.shape
     sets, inverse = np.unique(y > 0, axis=0, return_inverse=True)
-    shared = sets.astype(np.float32) @ sets.T.astype(np.float32) > 0
-    S = np.where(shared, 1, -1).astype(np.int8)  # a row per set of labels
+    # A row per set of labels.
+    S = np.where(sets.astype(np.float32) @ sets.T > 0, 1, -1).astype(np.int8)
     sets_of = inverse.reshape(-1)
-    group = sets_of.tolist()
     norms = np.einsum("nq,nq->n", H, H).tolist()
     for _ in range(sweeps):
         for j in rng.permutation(q).tolist():
@@ -52,14 +51,14 @@ def descend(
                 S @ np.bincount(sets_of, weights=H[:, j]) * q
             )  # q S H_·j, one number per set of labels
             for i in rng.permutation(n).tolist():
-                h, u = H[i], group[i]
+                h, u = H[i], sets_of[i]
                 old = float(h[j])
                 slope = float(h @ inner) - float(pulled[u])
                 if (slope >= 0 and old <= -1) or (slope <= 0 and old >= 1):
                     continue  # at the border of [-1, 1], pointing outwards
                 curve = float(inner[j]) + old * old + norms[i] - q
-                new = old - slope / curve if curve > 0 else (-1.0 if slope > 0 else 1.0)
-                new = min(1.0, max(-1.0, new))
+                step = -slope / curve if curve > 0 else (-2.0 if slope > 0 else 2.0)
+                new = min(1.0, max(-1.0, old + step))
                 d = new - old
                 inner += d * h
                 inner[j] += d * new
@@ -81,10 +80,6 @@ class CNNH(Baseline):
     """Codes by matrix factorisation and a network regressed on them. A bit is 1 if its output is
     above 0."""
 
-    def build(self) -> None:
-        # Not in a checkpoint: a resumed run computes the same codes again.
-        self.targets: Tensor = nn.Buffer(torch.empty(0, self.bits), persistent=False)
-
     def fit_labels(
         self,
         reader: Reader,
@@ -93,8 +88,10 @@ class CNNH(Baseline):
         unlabelled: NDArray[np.int64],
     ) -> None:
         self.rows = rows
-        self.targets = torch.from_numpy(factorise(y, self.bits, seed=self.seed)).float()
+        codes = torch.from_numpy(factorise(y, self.bits, seed=self.seed)).float()
+        # Not in a checkpoint: a resumed run computes the same codes again.
+        self.targets: Tensor = nn.Buffer(codes, persistent=False)
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
-        target = self.targets[self.positions(batch)]
-        return {"total": (self.raw(batch, amp).tanh() - target).square().mean()}
+        errors = self.raw(batch, amp).tanh() - self.targets[self.positions(batch)]
+        return {"total": errors.square().mean()}

@@ -24,8 +24,6 @@ from ..errors import DataError, UsageError
 Floats = NDArray[np.float32]
 Codes = NDArray[np.uint8]
 
-_BLOCK_BYTES = 32 << 20  # of temporary arrays
-
 
 class Coder(ABC):
     """Codes of ``bits`` bits for similarity search, fitted by ``seed``. Raises UsageError: a number
@@ -64,9 +62,8 @@ class Coder(ABC):
             DataError: rows that are not finite, or missing labels.
             UsageError: a code length that Faiss refuses for these vectors.
         """
-        x = check_vectors(x, np.atleast_1d(x).shape[-1], name=f"{self.name}: training vectors")
-        self._fit(scaled_rows(x) if self.unit else x, labels)
-        self.width = x.shape[1]
+        self.width = np.atleast_1d(x).shape[-1]
+        self._fit(self._prepared(x, "training vectors"), labels)
         return self
 
     def encode(self, x: NDArray[Any]) -> Codes:
@@ -96,7 +93,7 @@ class Coder(ABC):
         return {"method": self.name, "bits": self.bits, "seed": self.seed}
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
-        raise UsageError(f"{self.name}: its codewords are fixed: there is nothing to fit")
+        raise NotImplementedError
 
     @abstractmethod
     def _encode(self, x: Floats) -> Codes: ...
@@ -131,9 +128,9 @@ def scaled_rows(x: Floats) -> Floats:
     """Rows of ``x`` scaled to unit length, float32; zero rows stay zero."""
     # float64: a float32 square overflows at 1e19 and vanishes at 1e-23.
     norms = np.sqrt(np.einsum("nd,nd->n", x, x, dtype=np.float64))
-    norms[norms == 0] = 1
-    scaled: Floats = np.divide(x, norms[:, None], out=np.empty_like(x), casting="same_kind")
-    return scaled
+    return np.divide(
+        x, np.where(norms, norms, 1)[:, None], out=np.empty_like(x), casting="same_kind"
+    )
 
 
 def dot_rows(xq: Floats, xb: Floats) -> Floats:
@@ -145,8 +142,9 @@ def dot_rows(xq: Floats, xb: Floats) -> Floats:
 def hamming_tables(codes: Codes) -> Floats:
     """Return the negative Hamming distances of each four bits of binary codes uint8 [Q, size] to
     each number below 16, float32 [Q, 2 size, 16]."""
-    queries = unpack_codes(codes, 2 * codes.shape[1], 16)
-    different = np.bitwise_count(queries[:, :, None] ^ np.arange(16, dtype=np.uint8))
+    different = np.bitwise_count(
+        unpack_codes(codes, 2 * codes.shape[1], 16)[:, :, None] ^ np.arange(16, dtype=np.uint8)
+    )
     return np.asarray(-different.astype(np.float32))
 
 
@@ -168,21 +166,17 @@ class ProductCoder(Coder):
     def _encode(self, x: Floats) -> Codes:
         if self.metric == "ip":
             return encode_unit_norm(x, self.codebooks)
-        codes: Codes = product_index(self.codebooks).sa_encode(x)
-        return codes
+        return np.asarray(product_index(self.codebooks).sa_encode(x))
 
     def _tables(self, x: Floats) -> Floats:
         if self.metric == "ip":
             return unit_norm_tables(x, self.codebooks)
         tables = np.empty((len(x), self.M, self.K), np.float32)
-        parts = x.reshape(len(x), self.M, 1, self.d)
-        block = max(1, _BLOCK_BYTES // self.codebooks.nbytes)
-        for i in range(0, len(x), block):
-            # From differences: x² - 2xc + c² would lose precision for small distances, and vary
-            # with the block.
-            difference = parts[i : i + block] - self.codebooks
-            np.einsum("qmkd,qmkd->qmk", difference, difference, out=tables[i : i + block])
-        return np.negative(tables, out=tables)
+        for m, words in enumerate(self.codebooks):
+            # From differences: x² - 2xc + c² would lose precision for small distances.
+            difference = x[:, None, m * self.d : (m + 1) * self.d] - words
+            tables[:, m] = -np.einsum("qkd,qkd->qk", difference, difference)
+        return tables
 
 
 class BinaryMethod(Coder):
@@ -200,9 +194,9 @@ class BinaryMethod(Coder):
         super().__init__(bits, seed=seed)
         self.M = 2 * self.code_size
 
-    @abstractmethod
     def _project(self, x: Floats) -> Floats:
         """The coordinates float32 [n, bits] whose signs are the code."""
+        return x
 
     def _encode(self, x: Floats) -> Codes:
         return np.packbits(self._project(x) > 0, axis=1, bitorder="little")
@@ -219,6 +213,3 @@ class SignCoder(BinaryMethod):
     def __init__(self, bits: int) -> None:
         super().__init__(bits)
         self.width = bits
-
-    def _project(self, x: Floats) -> Floats:
-        return x

@@ -25,11 +25,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from ..errors import DataError
 from ..nn.additive import assign, assign_logits
-from .kmeans import check_rows, kmeans
+from .kmeans import kmeans
 
 STARTS = 5
 """Runs of k-means; the best is kept. Missing a class is the costliest failure."""
@@ -40,8 +38,6 @@ _ITERATIONS = 10
 _RIDGE = 1e-3
 """Ridge weight. Codewords are determined only up to shifts between codebooks: the shortest are
 chosen."""
-_ITEMS = 10_000
-"""Items for fitting logit codewords and tables."""
 _WEIGHT_QUERIES, _WEIGHT_ITEMS = 500, 5000
 """Items for weighting class and features."""
 _FLOOR = 1e-3
@@ -63,8 +59,9 @@ def fit_codewords(targets: Tensor, M: int, K: int, *, seed: int, residual: bool 
         codewords = _residual_codewords(x, M, K, seed=seed)
     else:
         scales = PLACE ** np.arange(M, dtype=np.float32)
-        start = (scales / scales.sum())[:, None, None] * kmeans(x.numpy(), K, seed, nredo=STARTS)
-        codewords = torch.from_numpy(start)
+        codewords = torch.from_numpy(
+            (scales / scales.sum())[:, None, None] * kmeans(x.numpy(), K, seed, nredo=STARTS)
+        )
     for _ in range(_ITERATIONS):
         codewords = least_squares(x, assign(x, codewords), K)
     return codewords
@@ -76,8 +73,7 @@ def _residual_codewords(x: Tensor, M: int, K: int, *, seed: int) -> Tensor:
     words: list[Tensor] = []
     for _ in range(M):
         words.append(torch.from_numpy(kmeans(x.numpy(), K, seed, nredo=STARTS)))
-        nearest = ClassCodebooks(False, words[-1][None], words[-1][None]).assign(x)
-        x = x - words[-1][nearest[:, 0]]
+        x = x - words[-1][assign(x, words[-1][None])[:, 0]]
     return torch.stack(words)
 
 
@@ -87,7 +83,7 @@ def least_squares(targets: Tensor, codes: Tensor, K: int) -> Tensor:
 
     All codebooks are solved jointly, as E is small (:func:`.dtq.update_codebooks` solves them one
     at a time)."""
-    chosen = functional.one_hot(codes, K).flatten(1).double()
+    chosen = torch.nn.functional.one_hot(codes, K).flatten(1).double()
     gram = chosen.T @ chosen + _RIDGE * torch.eye(
         chosen.shape[1], dtype=torch.double, device=chosen.device
     )
@@ -95,25 +91,17 @@ def least_squares(targets: Tensor, codes: Tensor, K: int) -> Tensor:
     return solved.reshape(codes.shape[1], K, -1).to(targets.dtype)
 
 
-def check_targets(x: Tensor, K: int) -> None:
-    """Raises DataError: fewer rows than codewords, or such that are not finite."""
-    check_rows(x, K)
-    if not torch.isfinite(x).all():
-        raise DataError("the network's outputs became infinite: lower training.learning_rate")
-
-
 class ClassCodebooks(NamedTuple):
-    """Codebooks of the class part of a code: codes are chosen ``by_logits`` (cross entropy),
-    float32 [A, K, C], or by ``tables`` (least squares), the score tables float32 [A, K, C] for
-    query posteriors."""
+    """Codebooks of the class part of a code: score tables for query posteriors, float32 [A, K, C],
+    and logits, float32 [A, K, C], by which codes are chosen (cross entropy); without logits, [0, K,
+    C], the tables choose them (least squares)."""
 
-    by_logits: bool
-    logits: Tensor
     tables: Tensor
+    logits: Tensor
 
     def assign(self, tempered: Tensor) -> Tensor:
         """Codes int64 [n, A] of tempered posteriors float [n, C]."""
-        choose, words = (assign_logits, self.logits) if self.by_logits else (assign, self.tables)
+        choose, words = (assign_logits, self.logits) if len(self.logits) else (assign, self.tables)
         size = max(256, _NUMBERS // (8 * tempered.shape[1]))  # whose beam search fits into memory
         return torch.cat([choose(block, words) for block in torch.split(tempered, size)])
 
@@ -123,20 +111,16 @@ def fit_class_codebooks(
 ) -> ClassCodebooks:
     """A codebooks of K codewords for class probabilities float [n, C] of unlabelled items; the
     ``tempered`` ones are coded."""
-    p, t = posterior.float().cpu(), tempered.float().cpu()
+    t = tempered.float().cpu()
     # One codebook has a codeword for every second class, or all have two for each class. Sums of
     # logits are better for more: Omniglot features of 50 classes have 0.75 mAP with 12 bits, by
     # sums of probabilities 0.62.
-    if p.shape[1] <= K * max(2, A / 2):
-        words = fit_codewords(t, A, K, seed=seed, residual=p.shape[1] > K)
-        return ClassCodebooks(False, words, words)
-    stride = -(-len(p) // _ITEMS)
-    p, t = p[::stride], t[::stride]
+    if t.shape[1] <= K * max(2, A / 2):
+        words = fit_codewords(t, A, K, seed=seed, residual=t.shape[1] > K)
+        return ClassCodebooks(words, words[:0])
     logits = fit_logit_codewords(t, A, K, seed=seed)
-    class_codebooks = ClassCodebooks(True, logits, logits)
-    return class_codebooks._replace(
-        tables=fit_tables(p, class_codebooks.assign(t), logits, seed=seed)
-    )
+    codes = ClassCodebooks(logits, logits).assign(t)
+    return ClassCodebooks(fit_tables(posterior.float().cpu(), codes, logits, seed=seed), logits)
 
 
 def weights_of_parts(
@@ -152,54 +136,53 @@ def weights_of_parts(
 
     Args:
         class_codebooks: the class codebooks.
-        feature_codewords: float [L, K, E], L may be 0.
+        feature_codewords: float [L, K, E].
         posterior, tempered: float [n, C], of unlabelled items.
         residual: float [n, E], of the same items.
         feature_weight: weight of the feature similarity, from 0 to 1; the class has the rest.
     """
-    if not len(feature_codewords):
-        return torch.tensor([1.0, 0.0])
-    queries, items = slice(0, _WEIGHT_QUERIES), slice(0, _WEIGHT_ITEMS)
+    residual, tempered = residual[:_WEIGHT_ITEMS], tempered[:_WEIGHT_ITEMS]
     parts = (
         (
             1 - feature_weight,
             posterior,
             class_codebooks.tables,
-            class_codebooks.assign(tempered[items]),
+            class_codebooks.assign(tempered),
         ),
-        (feature_weight, residual, feature_codewords, assign(residual[items], feature_codewords)),
+        (feature_weight, residual, feature_codewords, assign(residual, feature_codewords)),
     )
     weights = []
     for weight, vectors, codewords, codes in parts:
-        deviation = float((vectors[queries] @ _add_codewords(codewords, codes).T).std())
+        deviation = float((vectors[:_WEIGHT_QUERIES] @ _add_codewords(codewords, codes).T).std())
         # The network normalises codewords by the longest of their part.
         weights.append(weight * float(codewords.norm(dim=2).max()) / max(deviation, 1e-12))
     return torch.tensor(weights)
 
 
+@torch.enable_grad()
 def fit_logit_codewords(targets: Tensor, M: int, K: int, *, seed: int) -> Tensor:
     """Codewords float32 [M, K, C] whose sums are logits of nearly the target probabilities float
     [n, C]: codes (:func:`.additive.assign_logits`) and codewords (cross entropy, Adam) are updated
     alternately."""
     logits = (targets + _FLOOR).log()
-    logits = logits - logits.mean(dim=1, keepdim=True)
+    logits -= logits.mean(dim=1, keepdim=True)
     codewords = _residual_codewords(logits, M, K, seed=seed)
     for _ in range(_ITERATIONS):
-        codes = ClassCodebooks(True, codewords, codewords).assign(targets)
+        codes = ClassCodebooks(codewords, codewords).assign(targets)
         trained = codewords.clone().requires_grad_(True)
         optimizer = torch.optim.Adam([trained], lr=_LOGIT_RATE)
         for _ in range(_LOGIT_STEPS):
-            log_p = _add_codewords(trained, codes).log_softmax(dim=1)
-            loss = -(targets * log_p).sum(dim=1).mean()
-            loss = loss + _LOGIT_RIDGE * trained.square().sum(dim=2).mean()
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            log_p = _add_codewords(trained, codes).log_softmax(dim=1)
+            ridge = _LOGIT_RIDGE * trained.square().sum(dim=2).mean()
+            (ridge - (targets * log_p).sum(dim=1).mean()).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         # Adding a constant to all logits changes no probability.
         codewords = (trained - trained.mean(dim=2, keepdim=True)).detach().clamp(-_LIMIT, _LIMIT)
     return codewords
 
 
+@torch.enable_grad()
 def fit_tables(posterior: Tensor, codes: Tensor, start: Tensor, *, seed: int) -> Tensor:
     """Score tables float32 [M, K, C] for the codes int64 [n, M] of items with probabilities float
     [n, C], from ``start`` on: the logistic function of a score and an offset is the probability
@@ -224,7 +207,7 @@ def fit_tables(posterior: Tensor, codes: Tensor, start: Tensor, *, seed: int) ->
             _TABLE_RATE * 0.5 * (1 + math.cos(math.pi * step / _TABLE_STEPS))
         )
         scores, shared = pairs()
-        loss = functional.binary_cross_entropy_with_logits(scores + offset, shared)
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(scores + offset, shared)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -234,6 +217,6 @@ def fit_tables(posterior: Tensor, codes: Tensor, start: Tensor, *, seed: int) ->
 def _add_codewords(codewords: Tensor, codes: Tensor) -> Tensor:
     """Sums float [n, C] of the codewords [M, K, C] selected by codes int64 [n, M]."""
     M, K, C = codewords.shape
-    return functional.embedding_bag(
+    return torch.nn.functional.embedding_bag(
         codes + K * torch.arange(M), codewords.reshape(M * K, C), mode="sum"
     )

@@ -24,25 +24,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..losses.npair import multihot
+from ..losses.npair import masked_mean, multihot
 from .baseline import Alternating
 from .coders import Floats, ProductCoder
 from .kmeans import fit_codebooks
 from .trainable import TrainingBatch, weighted
 
-PER_CODEWORD = 256
-"""Items per codeword that k-means uses at most."""
-
 
 def pairwise_cosine(z: Tensor, labels: Tensor) -> Tensor:
     """Mean of (s_ij - cos(z_i, z_j))² over pairs of labelled rows of vectors float [B, D] with
     multi-hot labels [B, C]; 0 without."""
-    y = multihot(labels, z)
-    labelled = y.any(dim=1).to(z.dtype)
-    unit = F.normalize(z, dim=1)
+    y, unit = multihot(labels, z), F.normalize(z, dim=1)
+    labelled = y.any(dim=1)
     target = 2 * (y @ y.T > 0).to(z.dtype) - 1
-    pairs = labelled[:, None] * labelled[None, :]
-    return ((target - unit @ unit.T).square() * pairs).sum() / pairs.sum().clamp_min(1)
+    return masked_mean((target - unit @ unit.T).square(), labelled[:, None] & labelled)
 
 
 class DQN(Alternating):
@@ -74,7 +69,7 @@ class DQN(Alternating):
     def refit(self, positions: Tensor, x: Floats) -> Floats:
         """k-means from the present codebooks on."""
         start = self.codewords.cpu().numpy() if bool(self.fitted) else None
-        return fit_codebooks(x, self.M, self.K, start=start, rows=PER_CODEWORD, seed=self.seed)
+        return fit_codebooks(x, self.M, self.K, start=start, seed=self.seed)
 
     def coder(self) -> ProductCoder:
         return ProductCoder(self.codewords.cpu().numpy(), "l2")

@@ -35,16 +35,15 @@ from torch import Tensor, nn
 
 from ..codes.bits import bits_per_code, pack_codes
 from ..codes.checks import check_codebooks
+from ..data.reader import Reader
 from ..losses.npair import label_pairs
 from .baseline import Alternating, triplet_margin
 from .coders import Coder, Codes, Floats
-from .dqn import PER_CODEWORD
 from .kmeans import fit_codebooks
 from .trainable import TrainingBatch, weighted
 
 WIDTH = 64
 """D of the authors' experiments, for all code lengths."""
-_BLOCK = 4096  # rows; fixed, so that a code hardly depends on the batch
 
 
 def group_hard_triplets(
@@ -69,22 +68,17 @@ def iterated_conditional_modes(x: Floats, C: Floats, sweeps: int = 10) -> NDArra
     of ||x - Σ_m C[m, b_m]||².
 
     Each b_m in turn is set to its best value with the others fixed. The first sweep starts from
-    zero, which is residual quantisation; at most ``sweeps`` follow, until nothing changes.
+    zero, which is residual quantisation; ``sweeps`` follow.
     """
     half = 0.5 * np.einsum("mkd,mkd->mk", C, C)
     codes = np.zeros((len(x), len(C)), np.uint8)
-    for i in range(0, len(x), _BLOCK):
-        rows, chosen = np.asarray(x[i : i + _BLOCK], np.float32), codes[i : i + _BLOCK]
-        total = np.zeros_like(rows)  # of the chosen codewords
-        for sweep in range(1 + sweeps):
-            before = chosen.copy()
-            for m, words in enumerate(C):
-                if sweep:
-                    total -= words[chosen[:, m]]
-                chosen[:, m] = ((rows - total) @ words.T - half[m]).argmax(axis=1)
-                total += words[chosen[:, m]]
-            if sweep and np.array_equal(chosen, before):
-                break
+    total = np.zeros_like(x)  # of the chosen codewords
+    for sweep in range(1 + sweeps):
+        for m, words in enumerate(C):
+            if sweep:
+                total -= words[codes[:, m]]
+            codes[:, m] = ((x - total) @ words.T - half[m]).argmax(axis=1)
+            total += words[codes[:, m]]
     return codes
 
 
@@ -133,10 +127,8 @@ class AdditiveCoder(Coder):
         return pack_codes(iterated_conditional_modes(x, self.codebooks), self.K)
 
     def _tables(self, x: Floats) -> Floats:
-        tables: Floats = (x @ self.codebooks.reshape(-1, self.width).T).reshape(
-            len(x), self.M, self.K
-        )
-        return tables
+        tables = np.asarray(x @ self.codebooks.reshape(-1, self.width).T)
+        return tables.reshape(len(x), self.M, self.K)
 
 
 class DTQ(Alternating):
@@ -155,20 +147,21 @@ class DTQ(Alternating):
     def first(self, draws: torch.Generator) -> Tensor:
         return torch.randn(self.M, self.K, WIDTH, generator=draws) / math.sqrt(self.M)
 
-    def allocate(self, items: int) -> None:
-        super().allocate(items)
-        self.codes = nn.Buffer(torch.zeros(items, self.M, dtype=torch.uint8))
+    def fit_labels(
+        self, reader: Reader, rows: NDArray[np.int64], y: Floats, unlabelled: NDArray[np.int64]
+    ) -> None:
+        super().fit_labels(reader, rows, y, unlabelled)
+        self.codes = nn.Buffer(torch.zeros(len(rows), self.M, dtype=torch.uint8))
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         z = self.outputs(batch, amp)
         a, p, n = group_hard_triplets(z, batch.y, self.margin, batch.generator)
-        triplet = triplet_margin(z[a] - z[p], z[a] - z[n], self.margin)
-        parts = {"triplet": triplet, "triplets": z.new_tensor(float(len(a)))}
+        parts = {"triplet": triplet_margin(z[a] - z[p], z[a] - z[n], self.margin)}
         if bool(self.fitted):
             codes = self.codes[self.positions(batch)].long()
             sums = self.codewords[torch.arange(self.M, device=z.device), codes].sum(dim=1)
             parts["quantisation"] = (z - sums).square().sum(dim=1).mean()
-        return weighted(parts, triplets=0.0, quantisation=self.weight)
+        return weighted(parts, quantisation=self.weight)
 
     def refit(self, positions: Tensor, x: Floats) -> Floats:
         """Codes and codebooks in turns."""
@@ -184,7 +177,7 @@ class DTQ(Alternating):
         C = np.zeros((self.M, self.K, WIDTH), np.float32)
         residual = x.copy()
         for m in range(self.M):
-            C[m] = fit_codebooks(residual, 1, self.K, rows=PER_CODEWORD, seed=self.seed + m)[0]
+            C[m] = fit_codebooks(residual, 1, self.K, seed=self.seed + m)[0]
             residual -= C[m, iterated_conditional_modes(residual, C[m : m + 1])[:, 0]]
         return C
 

@@ -14,7 +14,6 @@ where that differs from the paper (preset ``authors``).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -22,20 +21,18 @@ from torch import Tensor
 
 from ..config import Config
 from ..data.base import Dataset
-from ..losses.classification import Variant, shares, subspace_classification, subspace_entropy
-from ..losses.extra import ExtraLosses
+from ..losses.classification import shares, subspace_classification, subspace_entropy
 from ..losses.npair import npair, triplet
 from ..nn.backbones import Backbone, build_extractor, input_description
 from ..nn.quantizer import (
     Codebooks,
-    at_least_float32,
     intra_normalize,
     reexpress,
     reverse_gradient,
     soft_assign,
 )
 from .posterior import PosteriorCodes
-from .trainable import CodeMethod, TrainingBatch, weighted
+from .trainable import CodeMethod, TrainingBatch, run_network, weighted
 
 
 class GPQ(CodeMethod):
@@ -50,17 +47,13 @@ class GPQ(CodeMethod):
         self.backbone = backbone
         self.codewords = Codebooks(q.codebooks, q.codewords, q.subdim, generator=generator)
         self.classifier = Codebooks(q.codebooks, C, q.subdim, generator=generator)
-        self.extra_losses = ExtraLosses(config.loss.extra, config.training.seed)
 
     def codebooks(self) -> Tensor:
         """z', float [M, K, d], unit-norm: the codebooks in training, encoding and export."""
         return reexpress(self.codewords.raw, self.classifier.raw, self.config.alpha)
 
     def raw(self, x: Tensor, *, queries: bool = False, amp: bool = False) -> Tensor:
-        # No more than the backbone: cosines times α = 20 need more than eight bits. An exported
-        # graph has no such region.
-        with torch.autocast(x.device.type, dtype=torch.bfloat16) if amp else nullcontext():
-            return at_least_float32(self.backbone(x))
+        return run_network(self.backbone, x, amp)
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """Loss terms with non-zero weight and their sum."""
@@ -79,14 +72,15 @@ class GPQ(CodeMethod):
         parts: dict[str, Tensor] = {pairs.__name__: pairs(labelled, quantised, batch.y)}
         if loss.lambda1:
             y = shares(batch.y, labelled)
-            kind: Variant = "paper" if method == "gpq-printed" else "code"
-            parts["classification"] = subspace_classification(labelled, W, y, beta, kind)
+            parts["classification"] = subspace_classification(
+                labelled, W, y, beta, "paper" if method == "gpq-printed" else "code"
+            )
         if loss.lambda2 and len(raw) > n:
             unlabelled = intra_normalize(reverse_gradient(raw[n:]), self.M)
-            kind = "code" if method == "gpq-authors" else "paper"
-            parts["entropy"] = subspace_entropy(unlabelled, W, beta, kind)
-        losses = weighted(parts, classification=loss.lambda1, entropy=-loss.lambda2)
-        return self.extra_losses.add(losses, raw, batch.y)
+            parts["entropy"] = subspace_entropy(
+                unlabelled, W, beta, "code" if method == "gpq-authors" else "paper"
+            )
+        return weighted(parts, classification=loss.lambda1, entropy=-loss.lambda2)
 
 
 def build_network(config: Config, input_: Mapping[str, Any], n_classes: int) -> CodeMethod:

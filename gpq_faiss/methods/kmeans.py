@@ -14,8 +14,15 @@ from .coders import Floats
 def kmeans(x: Floats, K: int, seed: int, *, niter: int = 25, nredo: int = 1) -> Floats:
     """Fit K centroids, float32 [K, width], to all rows of ``x``; the best of ``nredo`` runs."""
     # Faiss' default would use at most 256 rows per centroid.
-    rows = {"min_points_per_centroid": 1, "max_points_per_centroid": len(x)}
-    clustering = faiss.Kmeans(x.shape[1], K, niter=niter, nredo=nredo, seed=seed, **rows)
+    clustering = faiss.Kmeans(
+        x.shape[1],
+        K,
+        niter=niter,
+        nredo=nredo,
+        seed=seed,
+        min_points_per_centroid=1,
+        max_points_per_centroid=len(x),
+    )
     clustering.train(np.ascontiguousarray(x))
     return np.ascontiguousarray(clustering.centroids, dtype=np.float32)
 
@@ -42,17 +49,10 @@ def fit_codebooks(
     K: int,
     *,
     start: Floats | None = None,
-    rows: int | None = None,
     seed: int,
 ) -> Floats:
-    """Fit codebooks float32 [M, K, d] by k-means in each part of ``x``, float32 [n, M·d].
-
-    Args:
-        x: the vectors.
-        M, K: number of codebooks, and of codewords in each.
-        start: codebooks to start from; None: random rows.
-        rows: maximum number of rows per codeword.
-        seed: of the random rows.
+    """Fit M codebooks of K codewords, float32 [M, K, d], by k-means in each part of ``x``, float32
+    [n, M·d], from the codebooks ``start``, or from random rows by ``seed``.
 
     Raises:
         DataError: fewer rows than codewords.
@@ -60,8 +60,6 @@ def fit_codebooks(
     check_rows(x, K)
     pq = faiss.ProductQuantizer(x.shape[1], M, K.bit_length() - 1)
     use_all_rows(pq, seed)
-    if rows is not None:
-        pq.cp.max_points_per_centroid = rows
     if start is not None:
         faiss.copy_array_to_vector(np.ascontiguousarray(start, np.float32).ravel(), pq.centroids)
         pq.train_type = faiss.ProductQuantizer.Train_hot_start

@@ -18,7 +18,8 @@ MOST_ROWS = 20_000
 _OF_RIDGE = 1.5
 """Noise of a perceptron relative to that of a linear model, as it overfits more easily. Measured.
 """
-_LEAST, _MOST, _PER_OCTAVE = 2.0**-5, 2.0**3, 4
+_LEAST, _GRID, _PER_OCTAVE = 2.0**-5, 33, 4
+"""The least noise that is tried, the number of noises, and how many double it: up to 8."""
 
 
 def leave_one_out(x: NDArray[np.float32], y: NDArray[np.float32]) -> tuple[float, float]:
@@ -51,17 +52,14 @@ def least_error(
     # The smaller of XXᵀ and XᵀX gives the left singular vectors without an SVD of X.
     if n <= X.shape[1]:
         squares, U = np.linalg.eigh(X @ X.T)
-        squares = squares.clip(0)
     else:
         squares, V = np.linalg.eigh(X.T @ X)
-        squares = squares.clip(0)
         U = X @ V / np.sqrt(np.maximum(squares, np.finfo(float).tiny))
     nonzero = squares > squares.max() * max(X.shape) * np.finfo(float).eps
     U, squares = U[:, nonzero], squares[nonzero]
     against = U.T @ Y
-    steps = int(np.log2(_MOST / _LEAST)) * _PER_OCTAVE
     best, least, off = _LEAST, np.inf, Y
-    for sigma in _LEAST * 2.0 ** (np.arange(steps + 1) / _PER_OCTAVE):
+    for sigma in _LEAST * 2.0 ** (np.arange(_GRID) / _PER_OCTAVE):
         shrunk = U * (squares / (squares + n * sigma**2))
         # A single item is its own centre: nothing is left to predict it from.
         leverage_complement = np.maximum(1 - 1 / n - (shrunk * U).sum(axis=1), np.finfo(float).eps)

@@ -24,8 +24,8 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from ..config import codebooks_for_bits
 from ..data.labels import Labels
-from ..errors import UsageError
 from .coders import Coder, Codes, Floats, ProductCoder
 from .kmeans import fit_codebooks, kmeans
 
@@ -51,11 +51,7 @@ class LOPQ(Coder):
 
     def __init__(self, bits: int, *, seed: int = 0) -> None:
         super().__init__(bits, seed=seed)
-        if bits % 4:
-            raise UsageError(
-                f"lopq: {bits} bits do not divide into codebooks of 4: use a multiple of 4"
-            )
-        self.M = bits // 4
+        self.M = codebooks_for_bits(bits, K)
         self.code_size += 1
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
@@ -64,12 +60,10 @@ class LOPQ(Coder):
         self.extra_bits = (cells - 1).bit_length()
         cell = self._cell_of(x)
         residuals = x - self.centroids[cell]
-        members = [np.flatnonzero(cell == c) for c in range(cells)]
-        large = [len(rows) >= min(LEAST, len(x)) for rows in members]
-        common = self._local(residuals) if not all(large) else None
+        common = self._local(residuals)
         self.cells = [
-            self._local(residuals[rows]) if enough or common is None else common
-            for rows, enough in zip(members, large, strict=True)
+            self._local(rows) if len(rows) >= LEAST else common
+            for rows in (residuals[cell == c] for c in range(cells))
         ]
 
     def _local(self, residuals: Floats) -> tuple[Floats, ProductCoder]:
@@ -78,30 +72,25 @@ class LOPQ(Coder):
         codebooks = fit_codebooks(residuals @ rotation.T, self.M, K, seed=self.seed)
         return rotation, ProductCoder(codebooks, "l2")
 
-    def _in_cell(self, x: Floats, c: int) -> tuple[Floats, ProductCoder]:
-        rotation, quantizer = self.cells[c]
-        return np.ascontiguousarray((x - self.centroids[c]) @ rotation.T), quantizer
+    def _in_cell(self, x: Floats, c: int) -> Floats:
+        return np.ascontiguousarray((x - self.centroids[c]) @ self.cells[c][0].T)
 
     def _cell_of(self, x: Floats) -> NDArray[np.int64]:
-        cells: NDArray[np.int64] = faiss.knn(x, self.centroids, 1)[1][:, 0]
-        return cells
+        return np.asarray(faiss.knn(x, self.centroids, 1)[1][:, 0])
 
     def _encode(self, x: Floats) -> Codes:
         codes = np.empty((len(x), self.code_size), np.uint8)
         codes[:, -1] = cell = self._cell_of(x)
         for c in np.unique(cell):
-            rows = np.flatnonzero(cell == c)
-            local, quantizer = self._in_cell(x[rows], c)
-            codes[rows, :-1] = quantizer.encode(local)
+            rows, quantizer = cell == c, self.cells[c][1]
+            codes[rows, :-1] = quantizer.encode(self._in_cell(x[rows], c))
         return codes
 
     def _score(self, xq: Floats, codes: Codes) -> Floats:
-        cell = codes[:, -1]
-        scores = np.empty((len(xq), len(codes)), np.float32)
+        cell, scores = codes[:, -1], np.empty((len(xq), len(codes)), np.float32)
         for c in np.unique(cell):
-            rows = np.flatnonzero(cell == c)
-            local, quantizer = self._in_cell(xq, c)
-            scores[:, rows] = quantizer.score(local, codes[rows, :-1])
+            rows, quantizer = cell == c, self.cells[c][1]
+            scores[:, rows] = quantizer.score(self._in_cell(xq, c), codes[rows, :-1])
         return scores
 
 
@@ -112,19 +101,15 @@ def local_rotation(residuals: Floats, M: int, padded: int) -> Floats:
     variances, vectors = np.linalg.eigh(centred.T @ centred / len(centred))
     # Rank-deficient cells have variances of 0, or slightly negative by rounding.
     variances = np.maximum(variances, max(variances[-1], np.finfo(np.float32).tiny) * 1e-9)
-    logs = np.log(
-        variances / variances[0]
-    )  # so that the factors of a part's product are at least 1
-    size = padded // M
-    axes_of: list[list[int]] = [[] for _ in range(M)]
-    products = np.zeros(M)
+    # So that the factors of a part's product are at least 1.
+    logs = np.log(variances / variances[0])
+    rotation = np.zeros((M, padded // M, residuals.shape[1]), np.float32)
+    sizes, products = np.zeros(M, np.int64), np.zeros(M)
     for axis in np.argsort(-variances, kind="stable"):
-        candidates = [m for m in range(M) if len(axes_of[m]) < size]
         # Ties go to the emptier part: the smallest variance has log 0.
-        chosen = min(candidates, key=lambda m: (products[m], len(axes_of[m]), m))
-        axes_of[chosen].append(int(axis))
-        products[chosen] += logs[axis]
-    rotation = np.zeros((padded, residuals.shape[1]), np.float32)
-    for m, axes in enumerate(axes_of):
-        rotation[m * size : m * size + len(axes)] = vectors[:, axes].T
-    return rotation
+        parts = np.flatnonzero(sizes < padded // M).tolist()
+        m = min(parts, key=lambda m: (products[m], sizes[m]))
+        rotation[m, sizes[m]] = vectors[:, axis]
+        sizes[m] += 1
+        products[m] += logs[axis]
+    return rotation.reshape(padded, -1)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..codes.bits import unpack_codes
-from ..data.base import Dataset, FeatureDataset
+from ..data.base import Dataset, ImageDataset
 from ..data.labels import Labels
 from ..data.protocols import Split
 from ..data.reader import Reader
@@ -33,8 +33,7 @@ NO_NEIGHBOUR_RECALL = (
     "NN10@100 is not reported for images, whose nearest pixels say little: use features of them"
 )
 _FIT_ROWS = 100_000  # limit of the training matrix
-# To encode, to read, and to search for neighbours (as float64).
-_BLOCK, _READ_ROWS, _NEAR_BYTES = 16_384, 4096, 64 << 20
+_BLOCK, _READ_ROWS = 16_384, 2048  # rows that are encoded, and read, at a time
 _NO_ROWS = np.empty(0, np.int64)
 
 
@@ -66,15 +65,14 @@ class Coded:
         [q]."""
         return self.coder.score(self.xq[queries], codes)
 
-    @cached_property
+    @functools.cached_property
     def scorer(self) -> tuple[Floats | ScoreFunction, NDArray[np.uint8]]:
         """Arguments of :func:`.rank_codes`: score tables and codeword numbers if the coder has
         tables, else a function and codes."""
         tables = self.coder.score_tables(self.xq)
         if tables is None:
             return self.score, self.codes
-        _, M, K = tables.shape
-        return tables, unpack_codes(self.codes, M, K)
+        return tables, unpack_codes(self.codes, self.coder.M, self.coder.K)
 
     def rank(
         self,
@@ -92,8 +90,14 @@ class Coded:
         """
         query = labels.take(self.query_rows).packed
         items = (base or labels).take(self.base_rows).packed
-        ks = [k for k in ks if k <= len(self.base_rows)]
-        return rank_codes(*self.scorer, query, items, convention, ks=ks, threads=threads)
+        return rank_codes(
+            *self.scorer,
+            query,
+            items,
+            convention,
+            ks=[k for k in ks if k <= len(items)],
+            threads=threads,
+        )
 
     def neighbour_recall(self, neighbours: Rows | None) -> NeighbourRecall | None:
         """Compare the ranking with the neighbours of :func:`input_neighbours`, if there are any."""
@@ -122,8 +126,7 @@ def fit_and_encode(  # noqa: PLR0913
     kept, are rows in the data set, int64. Raises DataError: the method cannot learn from the data;
     UsageError: no such array method.
     """
-    pool = training_rows(split)
-    total = len(split.labelled) + len(split.unlabelled)
+    pool, total = training_rows(split), len(split.labelled) + len(split.unlabelled)
     if len(pool) < total:
         log.info("%s is fitted to %d of %d training items", name, len(pool), total)
     coder = make_method(name, bits, seed)
@@ -132,43 +135,45 @@ def fit_and_encode(  # noqa: PLR0913
         start = time.perf_counter()
         with stage(f"fitting {name}"):
             coder.fit(x, split.training_labels(dataset.require_labels()).take(pool))
-        fitted = time.perf_counter() - start
+        seconds = time.perf_counter() - start
         del x
-        xq, query_rows = read_inputs(reader, queries)
-        encoded = encode_blocks(coder, database, lambda rows: read_inputs(reader, rows), keep)
-    return Coded(coder, query_rows, xq=xq, fit_seconds=fitted, **encoded)
+        read = functools.partial(read_inputs, reader)
+        coded = encode_items(coder, *read(queries), database, read, keep)
+    return replace(coded, fit_seconds=seconds)
 
 
 def training_rows(split: Split) -> Rows:
     """Return the rows that an array method is fitted to, int64, ascending: at most 100,000, of
     which supervised methods see the labels of the split."""
-    pool = np.sort(np.concatenate([split.labelled, split.unlabelled]))
-    if len(pool) <= _FIT_ROWS:
-        return pool
     labelled = split.labelled[:: -(-len(split.labelled) // _FIT_ROWS)]
     count = min(_FIT_ROWS - len(labelled), len(split.unlabelled))
     spread = np.linspace(0, len(split.unlabelled), count, endpoint=False).astype(np.int64)
     return np.union1d(labelled, split.unlabelled[spread])
 
 
-def encode_blocks(
-    coder: Coder, database: Rows, read: Callable[[Rows], tuple[Floats, Rows]], keep: Rows
-) -> dict[str, Any]:
-    """``base_rows``, ``codes``, ``vectors``, ``vector_rows`` and ``encode_seconds`` of
-    :class:`Coded`; ``read`` gives the vectors of rows, and the readable rows."""
-    parts, seconds = [], 0.0
+def encode_items(
+    coder: Coder,
+    xq: Floats,
+    query_rows: Rows,
+    database: Rows,
+    read: Callable[[Rows], tuple[Floats, Rows]],
+    keep: Rows,
+) -> Coded:
+    """Encode the items ``database``, and keep the vectors of those in ``keep``.
+
+    ``read`` gives the vectors of the readable ones of some rows, and these rows.
+    """
+    parts, start = [], time.perf_counter()
     with stage("encoding", len(database)) as encoding:
         for first in range(0, len(database), _BLOCK):
-            x, rows = read(database[first : first + _BLOCK])
-            encoding.advance(len(database[first : first + _BLOCK]))
-            start = time.perf_counter()
-            codes = coder.encode(x)
-            seconds += time.perf_counter() - start
-            keep_mask = np.isin(rows, keep)
-            parts.append((rows, codes, x[keep_mask], rows[keep_mask]))
-    names = ("base_rows", "codes", "vectors", "vector_rows")
-    arrays = map(np.concatenate, zip(*parts, strict=True))
-    return {**dict(zip(names, arrays, strict=True)), "encode_seconds": seconds}
+            block = database[first : first + _BLOCK]
+            x, rows = read(block)
+            parts.append((rows, coder.encode(x)))
+            encoding.advance(len(block))
+    seconds = time.perf_counter() - start
+    base_rows, codes = map(np.concatenate, zip(*parts, strict=True))
+    vectors = read(database[np.isin(database, keep)]) if len(keep) else (xq[:0], keep)
+    return Coded(coder, query_rows, base_rows, xq, codes, *vectors, encode_seconds=seconds)
 
 
 def needs_perceptron(dataset: Dataset) -> bool:
@@ -180,20 +185,22 @@ def needs_perceptron(dataset: Dataset) -> bool:
 
 def native_image_size(dataset: Dataset) -> int:
     """Side in pixels of the images for array methods; 0 for features."""
-    native = getattr(dataset, "native_size", None)
-    return 0 if isinstance(dataset, FeatureDataset) else int(native or 32)
+    return (dataset.native_size or 32) if isinstance(dataset, ImageDataset) else 0
 
 
-def read_inputs(reader: Reader, rows: Rows) -> tuple[Floats, Rows]:
-    """Input of array methods: features, or pixels in [0, 1], float32 [n, width]; and the readable
-    rows int64 [n]."""
-    parts, readable = [], []
+def input_blocks(reader: Reader, rows: Rows) -> Iterator[tuple[Floats, Rows]]:
+    """Input of array methods in blocks: features, or pixels in [0, 1], float32 [n, width]; and the
+    readable rows int64 [n]."""
     for start in range(0, len(rows), _READ_ROWS):
         block = rows[start : start + _READ_ROWS]
         values, ok = reader.fetch(block)
         scale = np.float32(1 / 255 if values.dtype == np.uint8 else 1)
-        parts.append(values.reshape(len(values), -1).astype(np.float32) * scale)
-        readable.append(block[ok])
+        yield values.reshape(len(values), -1).astype(np.float32) * scale, block[ok]
+
+
+def read_inputs(reader: Reader, rows: Rows) -> tuple[Floats, Rows]:
+    """The :func:`input_blocks` as one array."""
+    parts, readable = zip(*input_blocks(reader, rows), strict=True)
     return np.concatenate(parts), np.concatenate(readable)
 
 
@@ -204,17 +211,6 @@ def input_neighbours(
     images; None for larger images."""
     if not needs_perceptron(dataset):
         return None
-    rows = query_rows[spaced_queries(len(query_rows))]
-    with (
-        Reader(dataset, image_size) as reader,
-        stage("neighbour recall", len(base_rows)) as nearing,
-    ):
-        xq, _ = read_inputs(reader, rows)
-        size = max(1, min(_READ_ROWS, _NEAR_BYTES // (8 * xq.shape[1])))
-
-        def blocks() -> Iterator[Floats]:
-            for start in range(0, len(base_rows), size):
-                yield read_inputs(reader, base_rows[start : start + size])[0]
-                nearing.advance(len(base_rows[start : start + size]))
-
-        return nearest(xq, blocks())
+    with Reader(dataset, image_size) as reader, stage("neighbour recall"):
+        xq, _ = read_inputs(reader, query_rows[spaced_queries(len(query_rows))])
+        return nearest(xq, (x for x, _ in input_blocks(reader, base_rows)))

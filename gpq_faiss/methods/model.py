@@ -8,12 +8,12 @@ indexing can read them without torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import load, save
 from torch import Tensor
 
 from ..config import from_dict
@@ -27,21 +27,11 @@ from .gpq import build_network
 from .trainable import CodeMethod
 
 
-def state_fingerprint(state: Mapping[str, Tensor]) -> str:
-    """16 hex digits over the names, shapes, types and bytes of tensors, in the order of their
-    names."""
-    parts: list[bytes | str] = []
-    for name in sorted(state):
-        tensor = state[name].detach().cpu().contiguous()
-        content = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
-        parts += [name, f"{tensor.dtype}{list(tensor.shape)}", content]
-    return fingerprint(*parts)
-
-
 def save_tensors(
     state: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None
 ) -> None:
     """Write tensors of any device to a safetensors file."""
+    # Copies, as safetensors refuses tensors that share memory.
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}
     # Not save_file: it hides the number of the system's error, and its file is private.
     path.write_bytes(save(tensors, metadata))
@@ -61,23 +51,20 @@ def save_model(
     Raises:
         DataError: the folder cannot be written.
     """
-    state = {
-        f"network.{name}": value
-        for name, value in network.state_dict().items()
-        if "extra_losses." not in name  # which only a training needs
-    }
+    state = {f"network.{name}": value for name, value in network.state_dict().items()}
     codebooks = network.coder().codebooks
     state["codebooks"] = torch.from_numpy(codebooks)
-    determined = {
-        "format_version": FORMAT_VERSION,
-        "asymmetric": network.asymmetric,
-        "items_are_codewords": network.items_are_codewords,
-        "codebooks_fingerprint": codebooks_fingerprint(codebooks),
-        "model_fingerprint": state_fingerprint(state),
-    }
     with atomic_path(out, folder=True) as folder:
-        save_tensors(state, folder / "model.safetensors")
-        write_json(folder / "config.json", determined | description)
+        path = folder / "model.safetensors"
+        save_tensors(state, path)
+        entries = {
+            "format_version": FORMAT_VERSION,
+            "asymmetric": network.asymmetric,
+            "items_are_codewords": network.items_are_codewords,
+            "codebooks_fingerprint": codebooks_fingerprint(codebooks),
+            "model_fingerprint": fingerprint(path.read_bytes()),
+        }
+        write_json(folder / "config.json", entries | description)
         for name, text in extra.items():
             (folder / name).write_text(text, encoding="utf-8")
         split.save(folder / "split.json")
@@ -90,29 +77,6 @@ class Model(ModelHeader):
 
     network: CodeMethod = field(kw_only=True)
 
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        return tuple(self.description["class_names"])
-
-
-def _rebuilt(
-    folder: Path, description: Mapping[str, Any], weights: dict[str, Tensor]
-) -> CodeMethod:
-    """The network of a description with these weights. Raises almost anything: they do not fit."""
-    origin, name = description.get("backbone_of"), description["config"]["network"]["backbone"]
-    if origin and backbone_plugin(name) is None:
-        raise MismatchError(
-            f"{folder} has the backbone '{name}' of {origin}, which is not installed: install it"
-        )
-    # The folder has the weights, and only a training has losses: download nothing, and need no
-    # package of these.
-    network = {**description["config"]["network"], "weights": "none"}
-    config = from_dict({**description["config"], "network": network})
-    config = replace(config, loss=replace(config.loss, extra={}))
-    built = build_network(config, description["input"], len(description["class_names"]))
-    built.load_state_dict(weights)
-    return built.eval()
-
 
 def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
     """Load a model folder onto ``device`` (default: the CPU).
@@ -124,17 +88,29 @@ def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
     """
     folder = Path(folder)
     path, header = folder / "model.safetensors", read_model(folder)
-    description = header.description
+    description, content = header.description, path.read_bytes()
+    if fingerprint(content) != header.model_fingerprint:
+        raise MismatchError(
+            f"{path} does not belong to the config.json beside it: copy the whole folder again"
+        )
     try:
-        state = load_file(path)
-        if state_fingerprint(state) != description["model_fingerprint"]:
+        settings = description["config"]
+        origin, name = description.get("backbone_of"), settings["network"]["backbone"]
+        if origin and backbone_plugin(name) is None:
             raise MismatchError(
-                f"{path} does not belong to the config.json beside it: copy the whole folder again"
+                f"{folder} has the backbone '{name}' of {origin}, which is not installed: "
+                "install it"
             )
-        weights = {
-            k.removeprefix("network."): value for k, value in state.items() if k != "codebooks"
-        }
-        network = _rebuilt(folder, description, weights)
+        # The folder has the weights: download nothing.
+        config = from_dict({**settings, "network": {**settings["network"], "weights": "none"}})
+        network = build_network(config, description["input"], len(description["class_names"]))
+        network.load_state_dict(
+            {
+                name.removeprefix("network."): tensor
+                for name, tensor in load(content).items()
+                if name != "codebooks"
+            }
+        )
     except (MismatchError, MemoryError):
         raise
     except Exception as error:  # what damage raises has no common base
@@ -143,6 +119,5 @@ def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
             f"{path} does not fit its config.json ({one_line(error)}): "
             "the model is damaged or of another version"
         ) from None
-    if device is not None:
-        network.to(device)
+    network.eval().to(device)
     return Model(folder, header.codebooks, header.model_fingerprint, description, network=network)

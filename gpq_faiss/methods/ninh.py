@@ -49,8 +49,9 @@ class NINH(Baseline):
     def build(self) -> None:
         self.margin = self.bits / 12
         # As torch's linear layers.
-        weight = torch.rand(self.bits, SLICE, generator=self.draws) * 2 - 1
-        self.weight = nn.Parameter(weight * (1 / math.sqrt(SLICE)))
+        self.weight = nn.Parameter(
+            (torch.rand(self.bits, SLICE, generator=self.draws) * 2 - 1) * (1 / math.sqrt(SLICE))
+        )
         self.bias = nn.Parameter(torch.zeros(self.bits))
 
     def output_width(self) -> int:

@@ -24,22 +24,18 @@ sharpened, or the many classes that it does not exclude would outweigh the few t
 
 from __future__ import annotations
 
-import functools
 import logging
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ..config import Config
 from ..data.reader import Reader
+from ..errors import DataError
 from ..losses.classification import cross_entropy, shares, subspace_entropy
-from ..losses.extra import ExtraLosses
 from ..nn.additive import assign, assign_logits, product_form, query_form
 from ..nn.augment import distort
 from ..nn.backbones import MLP, Backbone, make_head
@@ -52,15 +48,10 @@ from ..nn.quantizer import (
     reverse_gradient,
     subspace_cosine,
 )
-from .codewords import (
-    ClassCodebooks,
-    check_targets,
-    fit_class_codebooks,
-    fit_codewords,
-    weights_of_parts,
-)
+from .codewords import ClassCodebooks, fit_class_codebooks, fit_codewords, weights_of_parts
+from .kmeans import check_rows
 from .leave_one_out import MOST_ROWS, leave_one_out
-from .propagation import PseudoLabels, propagate_labels
+from .propagation import Floats, Mask, PseudoLabels, Rows, propagate_labels
 from .trainable import CodeMethod, TrainingBatch, weighted
 from .unseen import MOST_COMPARED, has_unseen_classes
 
@@ -74,6 +65,9 @@ DIRECTIONS = 48
 """Principal axes of the residual that feature codebooks encode."""
 TEMPERATURE_POWER = 0.6
 """Default power of an item's class probabilities, if their accuracy is unknown."""
+MOST_LABELS = 1.5
+"""Mean number of labels of an item up to which labels are propagated: neighbours share some of
+several labels, and pseudo-labels mix them."""
 LEAST_POWER, MOST_POWER = 0.25, 8.0
 """Limits of the power: lower ones keep little but the order, higher ones little but the first
 class."""
@@ -117,12 +111,11 @@ class PosteriorCodes(CodeMethod):
             feature codebooks encode; E may be 0.
         tables: float [A, K, C], class codewords for scoring: a query's posterior is multiplied by
             their sum.
-        logits: float [A, K, C], class codewords for encoding: with ``by_logits`` their sum
-            approximates an item's logits; else they equal ``tables`` and their sum approximates p'.
+        logits: float [A, K, C], class codewords for encoding, whose sum approximates an item's
+            logits; empty, [0, K, C], if items are encoded by ``tables``, whose sum approximates p'.
         feature_codewords: float [M - A, K, E]; for joint codebooks [M, K, C + E].
         weights: float [2], of the class and feature parts of a query; for joint codebooks of
             queries and items.
-        by_logits: bool [], whether class codes are chosen by logits.
         pq_codewords: float [M, K, d], the unit-norm codewords of the product quantiser.
     """
 
@@ -139,8 +132,7 @@ class PosteriorCodes(CodeMethod):
         # Over convolutions logits learn few classes faster; cosines learn many classes of few items
         # better. The entropy needs cosines.
         self.unseen = config.posterior.unseen_classes is True
-        few_classes = C <= _FEW_CLASSES and not self.entropy_weight
-        linear = few_classes and not isinstance(backbone, MLP)
+        linear = not (C > _FEW_CLASSES or self.entropy_weight or isinstance(backbone, MLP))
         width = cast(nn.Linear, backbone.head).in_features
         if isinstance(backbone, MLP):
             sizes = (width, N, n.hidden[-1] if n.hidden else CLASS_HIDDEN, CLASS_DIM)
@@ -162,15 +154,13 @@ class PosteriorCodes(CodeMethod):
             config.beta,
         )
         self.power, self._sharpened = nn.Buffer(torch.tensor(TEMPERATURE_POWER)), False
-        self._make_codebooks(self._count_class_codebooks(), generator)
+        self._make_codebooks(self._count_class_codebooks())
         # Trunks of images give features of any scale; embeddings are standardised.
         self.even = (
             nn.LayerNorm(width, elementwise_affine=False)
             if backbone.spec.kind == "images"
             else nn.Identity()
         )
-
-        self.extra_losses = ExtraLosses(config.loss.extra, config.training.seed)
         self.consistent = (
             config.network.weights != "none"
             and config.posterior.propagation > 0
@@ -185,45 +175,40 @@ class PosteriorCodes(CodeMethod):
     def _count_class_codebooks(self, labels: float = 1.0) -> int:
         """Number of class codebooks, for a mean number of labels an item: all if codes are short or
         labels many, none (joint codebooks) for classes without labels."""
-        setting = self.config.posterior.class_codebooks
-        automatic = max(1, round(_CLASS_CODEBOOKS_PER_BIT * labels * math.log2(self.C)))
         if self.unseen:
             return 0
+        setting = self.config.posterior.class_codebooks
+        automatic = max(1, round(_CLASS_CODEBOOKS_PER_BIT * labels * np.log2(self.C)))
         if not self.config.posterior.feature_weight:
             return self.M
         return min(self.M, automatic if setting == "auto" else setting)
 
-    def _make_codebooks(self, A: int, generator: torch.Generator | None = None) -> None:
-        """Make codebooks for classes, A of them, and for features, to be fitted later."""
-        generator = generator or torch.Generator().manual_seed(self.config.training.seed)
+    def _make_codebooks(self, A: int) -> None:
+        """Make room for A codebooks of classes and M - A of features, which are fitted later."""
         device, E = self.power.device, min(DIRECTIONS, self.width) if A < self.M else 0
         self.A = A
         # Buffers, to be saved with the weights: codewords fit these weights only.
         self.principal_axes = nn.Buffer(torch.eye(self.width, E, device=device))
         self.offset = nn.Buffer(torch.zeros(E, device=device))
         self.prediction = nn.Buffer(torch.zeros(self.C, E, device=device))
-        tables = torch.randn(A, self.K, self.C, generator=generator)
-        coded = torch.randn(self.M - A, self.K, E if A else self.C + E, generator=generator)
-        self.place(ClassCodebooks(False, tables, tables), coded, torch.ones(2))
+        self.weights: Tensor = nn.Buffer(torch.tensor([1.0, 0.0], device=device))
+        self.place(
+            ClassCodebooks(torch.zeros(A, self.K, self.C), torch.zeros(0, self.K, self.C)),
+            torch.zeros(self.M - A, self.K, E if A else self.C + E),
+        )
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **options: Any) -> Any:
-        """Load a state, with its number of class codebooks, which followed from the labels."""
-        if (A := len(state_dict["tables"])) != self.A:
-            self._make_codebooks(A)
+        """Load a state, with its numbers of codebooks, which followed from labels and classes."""
+        self._make_codebooks(len(state_dict["tables"]))
+        self.logits = nn.Buffer(torch.empty_like(state_dict["logits"], device=self.power.device))
         keys = super().load_state_dict(state_dict, *args, **options)
-        # Python's values, for exporters: they decide the branches of a forward pass.
-        self._by_logits, self._sharpened = bool(self.by_logits), bool(self.power > 1)
+        self._sharpened = bool(self.power > 1)  # for exporters: it decides a branch of forward
         return keys
 
     @property
     def entropy_weight(self) -> float:
         """λ2, the weight of the entropy of unlabelled items."""
         return UNSEEN_ENTROPY if self.unseen else self.config.loss.lambda2
-
-    @property
-    def feature_weight(self) -> float:
-        """Weight of the similarity of the features in a score; the classes have the rest."""
-        return UNSEEN_FEATURES if self.unseen else self.config.posterior.feature_weight
 
     def codebooks(self) -> Tensor:
         return self.pq_codewords
@@ -237,16 +222,11 @@ class PosteriorCodes(CodeMethod):
             raw = self.backbone.head(features)
         return at_least_float32(features), at_least_float32(raw)
 
-    def directions(self, raw: Tensor) -> Tensor:
-        """The class networks' outputs as unit-norm vectors [B, N, CLASS_DIM]; not of a linear
-        layer."""
-        return intra_normalize(raw, self.N)
-
     def class_logits(self, raw: Tensor) -> Tensor:
         """Logits of the class networks, float [B, N, C]; of a linear layer [B, 1, C]."""
         if self.classifier is None:
             return raw.unsqueeze(1)
-        return self.beta * subspace_cosine(self.directions(raw), self.classifier.raw)
+        return self.beta * subspace_cosine(intra_normalize(raw, self.N), self.classifier.raw)
 
     def _cross_entropy(self, raw: Tensor, targets: Tensor) -> Tensor:
         """Mean cross entropy of the class networks (eq. 3), a scalar, for targets float [B, C]."""
@@ -276,8 +256,8 @@ class PosteriorCodes(CodeMethod):
         """What class probabilities do not predict of the features: unit-norm features minus their
         linear prediction from the posterior (for joint codebooks minus their mean), in the
         residual's principal axes; unit-norm float [B, E]."""
-        direction = functional.normalize(self.even(features), dim=1)
-        return functional.normalize(
+        direction = nn.functional.normalize(self.even(features), dim=1)
+        return nn.functional.normalize(
             direction @ self.principal_axes - posterior @ self.prediction - self.offset, dim=1
         )
 
@@ -295,7 +275,7 @@ class PosteriorCodes(CodeMethod):
             tempered = self.tempered(posterior)
             parts.append(
                 assign_logits(tempered, self.logits)
-                if self._by_logits
+                if len(self.logits)
                 else assign(tempered, self.tables)
             )
         if self.A < self.M:
@@ -305,10 +285,10 @@ class PosteriorCodes(CodeMethod):
     def query_targets(self, features: Tensor, posterior: Tensor) -> Tensor:
         """Queries in the space of the additive codewords of both parts, float [B, C + E], norm at
         most 1."""
-        parts = [self.weights[0] * posterior]
-        if self.A < self.M:
-            parts.append(self.weights[1] * self.residual(features, posterior))
-        return torch.cat(parts, dim=1)
+        return torch.cat(
+            [self.weights[0] * posterior, self.weights[1] * self.residual(features, posterior)],
+            dim=1,
+        )
 
     def raw(self, x: Tensor, *, queries: bool = False, amp: bool = False) -> Tensor:
         features, raw = self.features(x, amp)
@@ -338,13 +318,16 @@ class PosteriorCodes(CodeMethod):
         sharp = min(accuracy, MOST_CONFIDENCE)
         many_classes = self.A > 0 and self.C > 2 * self.K
         self._sharpened = many_classes and confidence(1.0) < sharp
-        accuracy = sharp if self._sharpened else accuracy
-        low, high = (1.0, MOST_POWER) if self._sharpened else (LEAST_POWER, 1.0)
+        low, high, aim = (
+            (1.0, MOST_POWER, sharp) if self._sharpened else (LEAST_POWER, 1.0, accuracy)
+        )
         for _ in range(20):
             power = (low + high) / 2
-            low, high = (power, high) if confidence(power) < accuracy else (low, power)
-        power = (low + high) / 2
-        self.power.fill_(power if self.A == self.M or self._sharpened else power**0.5)
+            low, high = (power, high) if confidence(power) < aim else (low, power)
+        if not self._sharpened:
+            alone = 1.0 if many_classes else power
+            power = alone if self.A == self.M else power**0.5
+        self.power.fill_(power)
 
     @torch.no_grad()
     def fit_residual(self, features: Tensor, posterior: Tensor) -> None:
@@ -352,16 +335,17 @@ class PosteriorCodes(CodeMethod):
         probabilities float [n, C], and the principal axes of its residual."""
         if self.A == self.M:
             return
-        direction = functional.normalize(self.even(features), dim=1).double().cpu()
+        direction = nn.functional.normalize(self.even(features), dim=1).double().cpu()
         if not self.A:
             # Joint codebooks encode the whole direction: nothing is predicted from the class.
             posterior = torch.zeros_like(posterior)
         p = torch.cat([posterior, torch.ones_like(posterior[:, :1])], dim=1).double().cpu()
         # Ridge penalty of 1/100 item: classes without items are predicted as the mean.
-        gram = p.T @ p + 1e-2 * torch.eye(p.shape[1], dtype=torch.double)
-        prediction = torch.linalg.solve(gram, p.T @ direction)
+        prediction = torch.linalg.solve(
+            p.T @ p + 1e-2 * torch.eye(p.shape[1], dtype=torch.double), p.T @ direction
+        )
         residual = direction - p @ prediction
-        _, vectors = torch.linalg.eigh(residual.T @ residual)
+        vectors = torch.linalg.eigh(residual.T @ residual).eigenvectors
         axes = vectors.flip(1)[:, : self.principal_axes.shape[1]]
         # The sign of an eigenvector is arbitrary: make the largest entry positive.
         axes = axes * axes.gather(0, axes.abs().argmax(dim=0, keepdim=True)).sign()
@@ -370,58 +354,51 @@ class PosteriorCodes(CodeMethod):
         self.offset.copy_((prediction @ axes)[-1])
 
     @torch.no_grad()
-    def place(self, classes: ClassCodebooks, feature_codewords: Tensor, weights: Tensor) -> None:
-        """Set the codewords (the attributes say their shapes), and weights, scaled to norm 1."""
-        device, class_width = self.power.device, self.C if self.A else 0
-        logits, tables, feature_codewords, weights = (
-            t.to(device) for t in (classes.logits, classes.tables, feature_codewords, weights)
+    def place(self, classes: ClassCodebooks, feature_codewords: Tensor) -> None:
+        """Set the codewords; the attributes say their shapes."""
+        class_width = self.C if self.A else 0
+        tables, logits, feature_codewords = (
+            t.to(self.power.device) for t in (*classes, feature_codewords)
         )
-        after = feature_codewords.shape[2] + class_width - self.C
         # Both parts on one scale; only queries are weighted.
         scales = [
             x.norm(dim=2).max().clamp_min(1e-12) if len(x) else 1.0
             for x in (tables, feature_codewords)
         ]
-        of_classes = functional.pad(tables / scales[0], (0, after))
-        of_features = functional.pad(feature_codewords / scales[1], (class_width, 0))
+        of_classes = nn.functional.pad(
+            tables / scales[0], (0, feature_codewords.shape[2] + class_width - self.C)
+        )
+        of_features = nn.functional.pad(feature_codewords / scales[1], (class_width, 0))
         projected, basis, pq_codewords = product_form(torch.cat([of_classes, of_features]), self.d)
         # Encoding uses the codewords as representable in sub-vectors of d dimensions (exact for d
         # >= K + 2).
-        tables = projected[: self.A, :, : self.C] * scales[0]
-        weights = functional.normalize(weights.float(), dim=0)
-        # A copy: where both shared their memory, a file's logits were overwritten by its tables.
-        self.logits = nn.Buffer(logits if classes.by_logits else tables.clone())
-        self.tables = nn.Buffer(tables)
+        self.tables = nn.Buffer(projected[: self.A, :, : self.C] * scales[0])
+        self.logits = nn.Buffer(logits)
         self.feature_codewords = nn.Buffer(projected[self.A :, :, class_width:] * scales[1])
-        self.weights: Tensor = nn.Buffer(weights)
-        self._by_logits = classes.by_logits
-        self.by_logits: Tensor = nn.Buffer(torch.tensor(classes.by_logits, device=device))
-        self.basis = nn.Buffer(basis)
-        self.pq_codewords = nn.Buffer(pq_codewords)
+        self.basis, self.pq_codewords = nn.Buffer(basis), nn.Buffer(pq_codewords)
 
     def fit_labels(
         self,
         reader: Reader,
-        rows: NDArray[np.int64],
-        y: NDArray[np.float32],
-        unlabelled: NDArray[np.int64],
+        rows: Rows,
+        y: Floats,
+        unlabelled: Rows,
     ) -> None:
         """Count the labels of an item, estimate the accuracy from them, recognise classes without
         labels, propagate labels to unlabelled items, and choose the noise, if ``network.noise`` is
         ``auto`` and class networks take the input directly. With convolutions they are only
         counted, as pixel distances mean little."""
+        labels = float(y.sum() / max(1, y.any(axis=1).sum()))
         if isinstance(self.backbone, MLP):
             self._learn_from_vectors(reader, rows, y, unlabelled)
-        labels = float(y.sum() / max(1, y.any(axis=1).sum()))
-        if (A := self._count_class_codebooks(labels)) != self.A:
-            self._make_codebooks(A)
+        self._make_codebooks(self._count_class_codebooks(labels))
 
     def _learn_from_vectors(
         self,
         reader: Reader,
-        rows: NDArray[np.int64],
-        y: NDArray[np.float32],
-        unlabelled: NDArray[np.int64],
+        rows: Rows,
+        y: Floats,
+        unlabelled: Rows,
     ) -> None:
         """The part of :meth:`fit_labels` that compares vectors."""
         config, head = self.config, cast(SubspaceHeads, self.backbone.head)
@@ -430,14 +407,16 @@ class PosteriorCodes(CodeMethod):
         labels = y[::stride][readable]
         noise, self.accuracy = leave_one_out(x, labels)
         log.info(
-            "%d labelled items: leave-one-out accuracy %.0f %%", len(rows), 100 * self.accuracy
+            "%d labelled items: leave-one-out accuracy %.0f %%, useful input noise %.2f",
+            len(rows),
+            100 * self.accuracy,
+            noise,
         )
         if config.network.noise == "auto" and not self.backbone.spec.hidden:
             head.noise = noise
-            log.info("input noise with standard deviation %.2f", noise)
-        if not config.training.batch_unlabelled:
+        if not config.training.batch_unlabelled or not len(unlabelled):
             return
-        if config.posterior.unseen_classes == "auto" and len(unlabelled):
+        if config.posterior.unseen_classes == "auto":
             stride = -(-len(unlabelled) // MOST_COMPARED)
             self.unseen = has_unseen_classes(
                 x, labels, self._vectors(reader, unlabelled[::stride])[0]
@@ -447,21 +426,19 @@ class PosteriorCodes(CodeMethod):
                 "many unlabelled items are of none of the labelled classes: codes are made for "
                 "those, too (posterior.unseen_classes=false serves the labelled classes alone)"
             )
-            return
-        self.pseudo_labels = propagate_labels(
-            functools.partial(self._vectors, reader),
-            rows,
-            y,
-            unlabelled,
-            labels_per_class=config.posterior.propagation,
-            accuracy=self.accuracy,
-            seed=config.training.seed,
-        )
+        elif y.sum() <= MOST_LABELS * len(y):
+            self.pseudo_labels = propagate_labels(
+                lambda chosen: self._vectors(reader, chosen),
+                rows,
+                y,
+                unlabelled,
+                labels_per_class=config.posterior.propagation,
+                accuracy=self.accuracy,
+                seed=config.training.seed,
+            )
 
     @torch.no_grad()
-    def _vectors(
-        self, reader: Reader, rows: NDArray[np.int64]
-    ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    def _vectors(self, reader: Reader, rows: Rows) -> tuple[Floats, Mask]:
         """Inputs of the class networks, float32 [n, W], centred, and the readable rows."""
         values, readable = reader.fetch(rows)
         x = self.backbone.input(to_input(values, torch.device("cpu"))).flatten(1)
@@ -474,23 +451,22 @@ class PosteriorCodes(CodeMethod):
     def optimizer(self, config: Config) -> torch.optim.Optimizer:
         """Adam, with larger steps for class networks that are perceptrons or over a pretrained
         network, and smaller ones for cosines over convolutions and for pretrained convolutions."""
-        trained = [p for p in self.parameters() if p.requires_grad]
         head, classifier = self.backbone.head, self.classifier
         perceptron, pretrained = isinstance(head, SubspaceHeads), config.network.weights != "none"
-        careful = not perceptron and (classifier is not None or pretrained)
-        trunk_rate = _CONVOLUTION_RATE if careful else 1.0
-        groups: list[dict[str, Any]] = [{"params": trained, "times": trunk_rate}]
-        if perceptron or pretrained:
-            modules = [head] if classifier is None else [head, classifier]
-            class_parameters = {id(p) for module in modules for p in module.parameters()}
-            trunk, class_networks = (
-                [p for p in trained if (id(p) in class_parameters) == is_own]
-                for is_own in (False, True)
-            )
-            groups = [
-                {"params": trunk, "times": trunk_rate},
-                {"params": class_networks, "times": _CLASS_RATE},
-            ]
+        trunk_rate = 1.0 if perceptron or not (classifier or pretrained) else _CONVOLUTION_RATE
+        class_rate = _CLASS_RATE if perceptron or pretrained else trunk_rate
+        of_classes = {*head.parameters(), *(() if classifier is None else classifier.parameters())}
+        groups = [
+            {
+                "params": [
+                    p
+                    for p in self.parameters()
+                    if p.requires_grad and (p in of_classes) == class_group
+                ],
+                "times": rate,
+            }
+            for class_group, rate in ((False, trunk_rate), (True, class_rate))
+        ]
         # One pass over the memory instead of several.
         return torch.optim.Adam(
             groups, lr=config.training.learning_rate, betas=(config.beta1, 0.999), fused=True
@@ -504,36 +480,36 @@ class PosteriorCodes(CodeMethod):
             x = x[:n]
             if batch.step >= _LABELS_FIRST * batch.steps:
                 targets = self._confident(batch.x[n:], amp)
-                x = torch.cat([x, distort(batch.x[n:], batch.generator)])
+                # Images that are not learnt need no distorted view.
+                confident = targets.any(dim=1)
+                if confident.any():
+                    x = torch.cat([x, distort(batch.x[n:][confident], batch.generator)])
         raw = self.features(x, amp)[1]
         parts = {"classification": self._cross_entropy(raw[:n], shares(batch.y, raw))}
-        if targets is not None:
-            confident = targets.any(dim=1).float().mean()
-            parts["consistency"] = confident * self._cross_entropy(raw[n:], targets)
-        pseudo_labels = self.pseudo_labels
-        if pseudo_labels is not None and len(raw) > n:
-            p = torch.from_numpy(pseudo_labels.of(batch.unlabelled_rows)).to(raw.device)
+        if targets is not None and len(raw) > n:
+            consistency = self._cross_entropy(raw[n:], targets[confident])
+            parts["consistency"] = confident.float().mean() * consistency
+        if self.pseudo_labels is not None and len(raw) > n:
+            p = torch.from_numpy(self.pseudo_labels.of(batch.unlabelled_rows)).to(raw.device)
             parts["propagation"] = self._cross_entropy(raw[n:], p)
         if self.classifier is not None and self.entropy_weight and len(raw) > n:
-            directions = self.directions(reverse_gradient(raw[n:]))
+            directions = intra_normalize(reverse_gradient(raw[n:]), self.N)
             parts["entropy"] = subspace_entropy(directions, self.classifier.raw, self.beta)
-        share = loss.lambda1 * (pseudo_labels.weight if pseudo_labels is not None else 0)
-        losses = weighted(
+        return weighted(
             parts,
             classification=loss.lambda1,
             consistency=loss.lambda1,
-            propagation=share,
+            propagation=loss.lambda1 * self.pseudo_labels.weight if self.pseudo_labels else 0.0,
             entropy=-self.entropy_weight,
         )
-        return self.extra_losses.add(losses, raw, batch.y)
 
     @torch.no_grad()
     def _confident(self, x: Tensor, amp: bool) -> Tensor:
         """Sharpened class probabilities, float [U, C], of unlabelled images float [U, 3, S, S];
         zeros where no class is likely enough (Sohn et al., "FixMatch", NeurIPS 2020)."""
         p = self.mean_posterior(self.features(x, amp)[1])
-        sharpened = p.square() / p.square().sum(dim=1, keepdim=True)
-        return sharpened * (p.amax(dim=1, keepdim=True) >= _CONFIDENCE)
+        confident = p.amax(dim=1, keepdim=True) >= _CONFIDENCE
+        return confident * p.square() / p.square().sum(dim=1, keepdim=True)
 
     @torch.no_grad()
     def fit_codebooks(
@@ -542,29 +518,31 @@ class PosteriorCodes(CodeMethod):
         """Fit the codebooks to the class networks' posteriors of unlabelled items; to more items if
         ``final``."""
         config = self.eval().config
-        parts = [self.features(x) for x in sample(_ITEMS if final else _ITEMS // 2)]
-        features, raw = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-        K, seed, w = config.quantizer.codewords, config.training.seed, self.feature_weight
-        check_targets(self.mean_posterior(raw), K)
+        outputs = [self.features(x) for x in sample(_ITEMS if final else _ITEMS // 2)]
+        features, raw = (torch.cat(tensors) for tensors in zip(*outputs, strict=True))
+        K, seed = config.quantizer.codewords, config.training.seed
+        w = UNSEEN_FEATURES if self.unseen else config.posterior.feature_weight
+        check_rows(raw, K)
+        p = self.mean_posterior(raw)
+        if not torch.isfinite(p).all():
+            raise DataError("the network's outputs became infinite: lower training.learning_rate")
         if self.accuracy is not None:
-            self.fit_power(self.mean_posterior(raw), self.accuracy)
+            self.fit_power(p, self.accuracy)
         posterior = self.posterior(raw)
         self.fit_residual(features, posterior)
+        if not self.A:
+            # Joint codewords are fitted to the weighted sum of both parts.
+            self.weights = torch.tensor([1 - w, w], device=p.device).sqrt()
+        targets, words = self.feature_targets(features, posterior), torch.zeros(0, K, 0)
+        classes, weights = ClassCodebooks(*torch.zeros(2, 0, K, self.C)), self.weights
+        if self.A < self.M:
+            words = fit_codewords(targets, self.M - self.A, K, seed=seed)
         if self.A:
-            tempered, residual = self.tempered(posterior), self.residual(features, posterior)
-            with torch.enable_grad():
-                class_codebooks = fit_class_codebooks(posterior, tempered, self.A, K, seed=seed)
-            words = torch.zeros(0, K, residual.shape[1])
-            if self.A < self.M:
-                words = fit_codewords(residual, self.M - self.A, K, seed=seed)
+            tempered = self.tempered(posterior)
+            classes = fit_class_codebooks(posterior, tempered, self.A, K, seed=seed)
+        if 0 < self.A < self.M:
             weights = weights_of_parts(
-                class_codebooks, words, posterior.cpu(), tempered.cpu(), residual.cpu(), w
+                classes, words, posterior.cpu(), tempered.cpu(), targets.cpu(), w
             )
-        else:
-            # Class and features are weighted before codewords are fitted, with the network's
-            # current weights.
-            self.weights = weights = torch.tensor([1 - w, w], device=posterior.device).sqrt()
-            words = fit_codewords(self.feature_targets(features, posterior), self.M, K, seed=seed)
-            no_codewords = words.new_zeros(0, K, posterior.shape[1])
-            class_codebooks = ClassCodebooks(False, no_codewords, no_codewords)
-        self.place(class_codebooks, words, weights)
+        self.weights = nn.functional.normalize(weights.to(p.device), dim=0)
+        self.place(classes, words)

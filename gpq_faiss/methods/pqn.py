@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..losses.npair import label_pairs
+from ..losses.npair import label_pairs, masked_mean
 from ..nn.quantizer import Codebooks, intra_normalize, subspace_cosine
 from .baseline import Baseline
 from .coders import ProductCoder
@@ -40,18 +40,7 @@ def asymmetric_triplets(x: Tensor, q: Tensor, labels: Tensor, *, scale: float = 
     positive, negative = label_pairs(labels, x)
     anchor, positive_row = positive.nonzero(as_tuple=True)
     loss = (similarity[anchor] - similarity[anchor, positive_row][:, None]).sigmoid()
-    return (loss * negative[anchor]).sum() / negative[anchor].sum().clamp_min(1)
-
-
-def soft_quantise(x: Tensor, Z: Tensor, alpha: float) -> Tensor:
-    """The soft product quantisation layer: float [B, M, d] of sub-vectors x [B, M, d], codewords Z
-    [M, K, d] of length 1.
-
-    Unlike in GPQ's soft assignment, the result is not normalised: uncertain assignments are short
-    and count less.
-    """
-    weight = (alpha * subspace_cosine(x, Z)).softmax(dim=-1)
-    return torch.einsum("bmk,mkd->bmd", weight, Z)
+    return masked_mean(loss, negative[anchor])
 
 
 class PQN(Baseline):
@@ -61,8 +50,9 @@ class PQN(Baseline):
     """Sharpness of the soft assignment."""
 
     def build(self) -> None:
-        draws = torch.Generator().manual_seed(self.seed)
-        self.codewords = Codebooks(self.M, self.K, self.d, generator=draws)
+        self.codewords = Codebooks(
+            self.M, self.K, self.d, generator=torch.Generator().manual_seed(self.seed)
+        )
 
     def output_width(self) -> int:
         return self.M * self.d
@@ -71,8 +61,11 @@ class PQN(Baseline):
         return intra_normalize(raw, self.M).flatten(1)
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
-        x = intra_normalize(self.raw(batch, amp), self.M)
-        q = soft_quantise(x, self.codewords(), self.alpha)
+        x, Z = intra_normalize(self.raw(batch, amp), self.M), self.codewords()
+        weight = (self.alpha * subspace_cosine(x, Z)).softmax(dim=-1)
+        # Unlike in GPQ's soft assignment, the result is not normalised: uncertain assignments are
+        # short and count less.
+        q = torch.einsum("bmk,mkd->bmd", weight, Z)
         return {"total": asymmetric_triplets(x.flatten(1), q.flatten(1), batch.y)}
 
     @torch.no_grad()

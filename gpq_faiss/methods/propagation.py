@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import faiss
 import numpy as np
@@ -22,13 +22,11 @@ from numpy.typing import NDArray
 
 from ..progress import stage
 
-if TYPE_CHECKING:
-    import scipy.sparse
-
 log = logging.getLogger(__name__)
 
 Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 
 LEAST_WEIGHT = 0.15
 """Minimum weight of pseudo-labels relative to labels; below, the neighbour search is not worth its
@@ -40,8 +38,8 @@ SAMPLE, LEAST_SHARE_OF_SAMPLE = 20_000, 0.5
 the minimum accuracy there: lower than among all items, as fewer neighbours connect the labels."""
 MOST_ITEMS, _MOST_PROBABILITIES = 100_000, 20_000_000
 """Limits of the neighbour search: items, and items times classes (a few arrays of 160 MB)."""
-_CHOICE, _SAMPLE_STREAM = 5, 6
-"""Streams of random numbers, besides those of :mod:`gpq_faiss.training.batches`."""
+_CHOICE = 5
+"""Stream of random numbers, besides those of :mod:`gpq_faiss.training.batches`."""
 NEIGHBOURS, GAMMA = 15, 4
 """k of Iscen et al.'s graph, and γ, the power of the cosine in the weight of a neighbour."""
 ALPHA, ITERATIONS = 0.95, 50
@@ -74,12 +72,11 @@ class PseudoLabels:
     def of(self, rows: Rows) -> Floats:
         """Pseudo-labels of the items ``rows``, float32 [m, C]; zeros for unknown ones."""
         positions = np.searchsorted(self.rows, rows).clip(max=len(self.rows) - 1)
-        probabilities: Floats = self.p[positions] * (self.rows[positions] == rows)[:, None]
-        return probabilities
+        return np.asarray(self.p[positions] * (self.rows[positions] == rows)[:, None])
 
 
 def propagate_labels(
-    vectors: Callable[[Rows], tuple[Floats, NDArray[np.bool_]]],
+    vectors: Callable[[Rows], tuple[Floats, Mask]],
     labelled: Rows,
     y: Floats,
     unlabelled: Rows,
@@ -100,27 +97,13 @@ def propagate_labels(
         seed: of the choice.
     """
     weight = labels_per_class * y.shape[1] / len(labelled)
-    if weight < LEAST_WEIGHT or not len(unlabelled):
-        if weight:
-            log.info(
-                "labels are not propagated: pseudo-labels would have a weight of only %.2f", weight
-            )
-        return None
     room = min(MOST_ITEMS, _MOST_PROBABILITIES // y.shape[1]) - len(labelled)
-    if room < min(len(unlabelled), len(labelled)):
-        log.warning(
-            "labels are not propagated: %d labelled items are too many to compare", len(labelled)
-        )
+    if weight < LEAST_WEIGHT or room < min(len(unlabelled), len(labelled)):
         return None
-    if room < len(unlabelled):
-        log.info("%d of %d unlabelled items take part in label propagation", room, len(unlabelled))
-        unlabelled = np.random.default_rng([seed, _CHOICE]).permutation(unlabelled)[:room]
-    rounds = [(unlabelled, LEAST_SHARE)]
-    if len(unlabelled) > 2 * SAMPLE:
-        sample = np.random.default_rng([seed, _SAMPLE_STREAM]).permutation(unlabelled)[:SAMPLE]
-        rounds.insert(0, (sample, LEAST_SHARE_OF_SAMPLE))
-    for chosen, least_share in rounds:
-        rows = np.union1d(labelled, chosen)
+    pool = np.random.default_rng([seed, _CHOICE]).permutation(unlabelled)[:room]
+    rounds = [(SAMPLE, LEAST_SHARE_OF_SAMPLE), (len(pool), LEAST_SHARE)]
+    for size, least_share in rounds if len(pool) > 2 * SAMPLE else rounds[1:]:
+        rows = np.union1d(labelled, pool[:size])
         x, readable = vectors(rows)
         rows = rows[readable]
         usable = np.isin(labelled, rows)
@@ -139,7 +122,7 @@ def propagate_labels(
     return PseudoLabels(rows, p, weight)
 
 
-def propagate(graph: scipy.sparse.csr_array, labelled: Rows, y: Floats) -> Floats:
+def propagate(graph: Any, labelled: Rows, y: Floats) -> Floats:
     """Class probabilities float32 [n, C], rows that sum to 1, or zeros for items not connected to
     any of the items ``labelled``, int64 [L], with labels ``y`` float32 [L, C], 0/1.
 
@@ -161,7 +144,7 @@ def propagate(graph: scipy.sparse.csr_array, labelled: Rows, y: Floats) -> Float
     return p
 
 
-def left_out_accuracy(graph: scipy.sparse.csr_array, labelled: Rows, y: Floats, seed: int) -> float:
+def left_out_accuracy(graph: Any, labelled: Rows, y: Floats, seed: int) -> float:
     """Share of left-out labels that propagation from the others predicts; items with n labels count
     1/n."""
     order = np.random.default_rng([seed, _CHOICE]).permutation(len(labelled))
@@ -178,7 +161,7 @@ def left_out_accuracy(graph: scipy.sparse.csr_array, labelled: Rows, y: Floats, 
     return right / max(total, 1)
 
 
-def neighbour_graph(x: NDArray[np.float32], k: int = NEIGHBOURS) -> scipy.sparse.csr_array:
+def neighbour_graph(x: NDArray[np.float32], k: int = NEIGHBOURS) -> Any:
     """The graph ``D^-½ (A + Aᵀ) D^-½`` float32 [n, n] of ``x`` float32 [n, W], with ``A_ij =
     max(cos(x_i, x_j), 0)^4`` for the k items j nearest to i by cosine, of many items nearly so
     (:data:`_LIST`)."""
@@ -188,9 +171,8 @@ def neighbour_graph(x: NDArray[np.float32], k: int = NEIGHBOURS) -> scipy.sparse
     unit = np.ascontiguousarray(
         x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), np.finfo(np.float32).tiny)
     )
-    centroids = faiss.IndexFlatIP(x.shape[1])
     index = faiss.IndexIVFFlat(
-        centroids, x.shape[1], max(1, n // _LIST), faiss.METRIC_INNER_PRODUCT
+        faiss.IndexFlatIP(x.shape[1]), x.shape[1], max(1, n // _LIST), faiss.METRIC_INNER_PRODUCT
     )
     index.cp.min_points_per_centroid, index.cp.max_points_per_centroid = 1, 64
     index.train(unit)

@@ -9,24 +9,19 @@ list of names needs neither Faiss nor torch.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from ..config import Config
 from ..errors import UsageError
 from ..plugins import find_plugin, plugin_names
 
 if TYPE_CHECKING:
-    from ..data.base import Dataset
     from .coders import Coder
-    from .trainable import TrainableMethod
 
-Learns = Literal["semi-supervised", "supervised", "unsupervised"]
-CodeKind = Literal["quantiser", "binary", "none"]
-Builder = Callable[["Config", "Dataset", int, int], "TrainableMethod"]
+Builder = Callable[..., Any]
 """``(config, dataset, image_size, n_classes) -> TrainableMethod``, for
 :func:`gpq_faiss.training.loop.fit`."""
 
@@ -40,9 +35,9 @@ class MethodEntry:
 
     Attributes:
         summary, citation: one line each.
-        learns: from labelled and unlabelled items, from labelled items only, or without labels.
-        code: stored form of an item: product codes, binary codes (Hamming distance, except SUBIC's
-            blocks, which use tables), or none.
+        learns: ``semi-supervised``, ``supervised`` or ``unsupervised``.
+        code: stored form of an item: ``quantiser``, ``binary`` (Hamming distance, except SUBIC's
+            blocks, which use tables), or ``none``.
         module: module name; relative to this package if it starts with a dot.
         attribute: its class, a :class:`.coders.Coder` (array methods), or the function that builds
             it, a :data:`Builder` (trained ones).
@@ -55,8 +50,8 @@ class MethodEntry:
 
     summary: str
     citation: str
-    learns: Learns
-    code: CodeKind
+    learns: str
+    code: str
     module: str
     attribute: str
     deep: bool = False
@@ -65,28 +60,14 @@ class MethodEntry:
     revision: int = 1
 
     @property
-    def any_length(self) -> bool:
-        """Whether its codes have the requested number of bits (``float`` has no codes)."""
-        return self.code != "none"
-
-    @property
     def convolutional(self) -> bool:
         """Whether it is a variant with a convolutional network, which has no advantage over the
         method itself for items that are no images."""
         return "backbone" in self.changes.get("network", {})
 
     def load(self) -> Any:
-        """Import the class or builder. Raises UsageError: it is not installed."""
-        name = importlib.util.resolve_name(self.module, __package__)
-        try:
-            return getattr(importlib.import_module(name), self.attribute)
-        except (ModuleNotFoundError, AttributeError) as error:
-            if getattr(error, "name", None) not in (name, self.attribute):
-                raise
-            raise UsageError(
-                f"module {name} is not installed, or lacks {self.attribute}, which its method "
-                "entry names"
-            ) from None
+        """Import the class or builder."""
+        return getattr(importlib.import_module(self.module, __package__), self.attribute)
 
 
 _GPQ = MethodEntry(
@@ -171,6 +152,7 @@ METHODS: dict[str, MethodEntry] = {
         ".dtq",
         "DTQ",
         deep=True,
+        revision=2,
         departs="its codebooks start from residual k-means",
     ),
     "dqn": MethodEntry(
@@ -181,6 +163,7 @@ METHODS: dict[str, MethodEntry] = {
         ".dqn",
         "DQN",
         deep=True,
+        revision=2,
     ),
     "subic": MethodEntry(
         "structured binary code: one-hot blocks with entropy losses",
@@ -309,65 +292,39 @@ def find_method(name: str) -> MethodEntry:
     """
     if name.startswith(FAISS):
         summary = f"codec of Faiss, {name.removeprefix(FAISS)}"
-        kind: tuple[Learns, CodeKind] = "unsupervised", "quantiser"
-        return MethodEntry(summary, "Faiss", *kind, ".faiss_codec", "FaissCodec")
+        return MethodEntry(
+            summary, "Faiss", "unsupervised", "quantiser", ".faiss_codec", "FaissCodec"
+        )
     plugin = find_plugin("methods", name, METHODS)
-    if plugin is not None:
-        entry = plugin.load()
-        if not isinstance(entry, MethodEntry):
-            raise plugin.error(
-                "is no method: a MethodEntry of gpq_faiss.methods.registry is needed"
-            )
-        return entry
-    if name not in METHODS:
+    if plugin is None and name not in METHODS:
         raise UsageError(f"no method '{name}': choose one of {', '.join(method_names())}")
-    return METHODS[name]
+    entry: MethodEntry = METHODS[name] if plugin is None else plugin.load()
+    return entry
 
 
 def make_method(name: str, bits: int, seed: int = 0) -> Coder:
     """Make an array method, to be fitted; a ``faiss:`` codec has the bits of its factory string.
 
     Raises:
-        UsageError: an unknown name, a trained method, or an unsupported number of bits.
+        UsageError: an unknown name, or an unsupported number of bits.
     """
-    from .coders import Coder
-
-    entry = find_method(name)
-    if entry.deep:
-        raise UsageError(
-            f"{name} trains a network: compare with it by gpq experiment run; "
-            f"here choose from {', '.join(ARRAY_METHODS)}, or faiss:FACTORY_STRING"
-        )
     options = {"description": name.removeprefix(FAISS)} if name.startswith(FAISS) else {}
-    coder = entry.load()(bits, **options)
-    if not isinstance(coder, Coder):
-        raise UsageError(
-            f"{name}: {type(coder).__name__} is not a Coder of gpq_faiss.methods.coders"
-        )
-    coder.seed = seed
+    coder: Coder = find_method(name).load()(bits, seed=seed, **options)
     return coder
 
 
 def is_array_method(name: str) -> bool:
-    """Return whether :func:`make_method` makes it, even if a folder has that name."""
-    if name.startswith(FAISS):
-        return True
-    return name in method_names() and (not find_method(name).deep or not Path(name).is_dir())
+    """Return whether :func:`make_method` makes it."""
+    return name.startswith(FAISS) or (name in method_names() and not find_method(name).deep)
 
 
 def split_names(text: str) -> list[str]:
-    """Split names at commas, but not within a factory string of Faiss, which goes on up to the next
-    method or folder.
+    """Split names at commas, but not within a factory string of Faiss, whose parts begin with a
+    capital letter.
 
     Examples:
         >>> split_names("pq,faiss:OPQ12,PQ12x4,opq")
         ['pq', 'faiss:OPQ12,PQ12x4', 'opq']
     """
-    names: list[str] = []
-    for name in filter(None, map(str.strip, text.split(","))):
-        inside = bool(names) and names[-1].startswith(FAISS) and not name.startswith(FAISS)
-        if inside and name not in method_names() and not Path(name).is_dir():
-            names[-1] += f",{name}"
-        else:
-            names.append(name)
-    return names
+    pattern = r"faiss:[^,]*(?:,\s*[A-Z][^,]*)*|[^,\s][^,]*"
+    return [name.strip() for name in re.findall(pattern, text)]

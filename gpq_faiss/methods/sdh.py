@@ -39,7 +39,6 @@ Doubles = NDArray[np.float64]
 
 _ANCHORS, _ITERATIONS = 2000, 5
 _LAMBDA, _NU, _RIDGE = 1.0, 1e-5, 1e-3
-_BLOCK_ROWS = 4096  # of kernels per block
 _SWEEPS = 10  # over all bits per iteration
 
 
@@ -71,29 +70,23 @@ class SDH(BinaryMethod):
         solver = np.linalg.solve(gram, kernels.T)
         codes = np.where(rng.random((len(x), self.bits)) < 0.5, -1.0, 1.0)
         for _ in range(_ITERATIONS):
-            reached = kernels @ (solver @ codes)
             W = np.asarray(
                 np.linalg.solve(codes.T @ codes + _LAMBDA * np.eye(self.bits), codes.T @ y),
                 np.float64,
             )
-            codes = discrete_codes(codes, W, y @ W.T + _NU * reached)
+            codes = discrete_codes(codes, W, y @ W.T + _NU * (kernels @ (solver @ codes)))
         self._P = solver @ codes
 
     def _project(self, x: Floats) -> Floats:
-        out = np.empty((len(x), self.bits), np.float32)
-        for i in range(0, len(x), _BLOCK_ROWS):
-            block = squared_distances(x[i : i + _BLOCK_ROWS], self._anchors)
-            out[i : i + _BLOCK_ROWS] = (np.exp(block / -self._sigma) - self._mean) @ self._P
-        return out
+        kernels = np.exp(squared_distances(x, self._anchors) / -self._sigma)
+        return ((kernels - self._mean) @ self._P).astype(np.float32)
 
 
 def squared_distances(x: Floats, anchors: Floats) -> Doubles:
     """Squared distances float64 [n, m] of rows float32 [n, d] and [m, d]."""
     a, b = x.astype(np.float64), anchors.astype(np.float64)
-    squares: Doubles = (
-        np.einsum("nd,nd->n", a, a)[:, None] + np.einsum("md,md->m", b, b) - 2 * (a @ b.T)
-    )
-    return squares.clip(0)
+    squares = np.einsum("nd,nd->n", a, a)[:, None] + np.einsum("md,md->m", b, b)
+    return np.asarray((squares - 2 * (a @ b.T)).clip(0))
 
 
 def discrete_codes(B: Doubles, W: Doubles, Q: Doubles, sweeps: int = _SWEEPS) -> Doubles:
@@ -107,7 +100,6 @@ def discrete_codes(B: Doubles, W: Doubles, Q: Doubles, sweeps: int = _SWEEPS) ->
     gram = W @ W.T
     for _ in range(sweeps):
         for bit in range(B.shape[1]):
-            other_bits = B @ gram[:, bit] - B[:, bit] * gram[bit, bit]
-            pull = Q[:, bit] - other_bits
+            pull = Q[:, bit] - (B @ gram[:, bit] - B[:, bit] * gram[bit, bit])
             B[:, bit] = np.where(pull > 0, 1.0, np.where(pull < 0, -1.0, B[:, bit]))
     return B

@@ -34,7 +34,7 @@ from .coders import BinaryMethod, Floats
 class SH(BinaryMethod):
     """Spectral hashing. Deterministic: the seed has no effect.
 
-    ``axes``: float32 [P, width], the principal components with bits, by falling variance; ``box``:
+    ``axes``: float32 [P, width], the first principal components, by falling variance; ``box``:
     float32 [P, 2], the range of the training vectors along each; ``modes``: int64 [bits, 2], axis
     and k of each bit, by rising eigenvalue.
     """
@@ -60,14 +60,10 @@ class SH(BinaryMethod):
         self.axes = np.ascontiguousarray(axes, dtype=np.float32)
         y = self._coordinates(x)
         low, high = y.min(axis=0), y.max(axis=0)
-        # An axis without extent has no function with a small eigenvalue; rounding must not give it
-        # one.
-        real = high - low > 1e-5 * float((high - low).max())
-        if not real.any():
+        if not (high > low).any():
             raise DataError(
                 f"{self.name}: all training vectors are equal: give at least 2 different ones"
             )
-        self.axes, low, high = self.axes[real], low[real], high[real]
         self.box = np.stack([low, high], axis=1)
         self.modes = smallest_modes(high - low, self.bits)
 

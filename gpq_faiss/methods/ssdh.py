@@ -36,6 +36,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..losses.classification import shares
+from ..losses.npair import masked_mean
 from ..nn.backbones import make_head
 from .baseline import Baseline, squared_distances, start_small, triplet_ranking
 from .trainable import TrainingBatch, weighted
@@ -45,11 +46,9 @@ def contrast(distances: Tensor, near: Tensor, far: Tensor, margin: float) -> Ten
     """Half the sum of mean d over the pairs ``near`` and mean max(0, margin - sqrt d)² over the
     pairs ``far``, a scalar, of squared distances float [B, B]; either kind of pairs, bool [B, B],
     may be empty."""
-    pull = (distances * near).sum() / near.sum().clamp_min(1)
     # The root has an infinite gradient at 0, for equal rows.
     gap = (margin - (distances + 1e-6).sqrt()).relu().square()
-    push = (gap * far).sum() / far.sum().clamp_min(1)
-    return (pull + push) / 2
+    return (masked_mean(distances, near) + masked_mean(gap, far)) / 2
 
 
 @torch.no_grad()
@@ -58,14 +57,10 @@ def batch_graph(features: Tensor, near: float, far: float) -> tuple[Tensor, Tens
     ``near`` and ``far`` are their shares of the batch, at least one row each."""
     B = len(features)
     order = squared_distances(features, features).fill_diagonal_(-1).argsort(dim=1)
+    ranks = order.argsort(dim=1)  # 0 is the row itself
     n_near = max(1, min(round(near * B), (B - 1) // 2))
     n_far = max(1, min(round(far * B), B - 1 - n_near))
-    neighbours, distant = (
-        torch.zeros(B, B, dtype=torch.bool, device=features.device) for _ in range(2)
-    )
-    neighbours.scatter_(1, order[:, 1 : 1 + n_near], True)
-    distant.scatter_(1, order[:, B - n_far :], True)
-    return neighbours, distant
+    return (ranks > 0) & (ranks <= n_near), ranks >= B - n_far
 
 
 class SSDH(Baseline):
@@ -97,17 +92,17 @@ class SSDH(Baseline):
             "classification": F.cross_entropy(logits[:n], shares(batch.y, logits)),
         }
         if len(deep) > n:
-            same_label = same_class(batch.y, logits[n:].detach())
-            themselves = torch.zeros_like(same_label)
-            themselves[:, n:].fill_diagonal_(True)
-            parts["pseudo"] = contrast(
-                d[n:], same_label & ~themselves, ~same_label, self.margin_pair
-            )
+            pairs = class_pairs(batch.y, logits[n:].detach())
+            parts["pseudo"] = contrast(d[n:], *pairs, self.margin_pair)
         return weighted(parts, embedding=self.weight, pseudo=self.weight)
 
 
-def same_class(y: Tensor, logits: Tensor) -> Tensor:
-    """Whether unlabelled rows, by the most probable of their logits [U, C], share their class with
-    other rows, of which the labelled ones have multi-hot labels [B, C]: bool [U, B + U]."""
+def class_pairs(y: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Which rows of a batch share a class with unlabelled rows, and which do not, two bool [U, B +
+    U]. The class of an unlabelled row is the most probable of its logits [U, C]; the labelled rows
+    have multi-hot labels [B, C]. The first leaves out pairs of a row with itself."""
     pseudo = F.one_hot(logits.argmax(dim=1), y.shape[1]).to(y.dtype)
-    return pseudo @ torch.cat([(y > 0).to(y.dtype), pseudo]).T > 0
+    shared = pseudo @ torch.cat([(y > 0).to(y.dtype), pseudo]).T > 0
+    partners = shared.clone()
+    partners[:, len(y) :].fill_diagonal_(False)
+    return partners, ~shared

@@ -35,7 +35,6 @@ Where an equation of the paper was not available, the form above is used. Deviat
 
 from __future__ import annotations
 
-import functools
 import itertools
 from typing import cast
 
@@ -47,7 +46,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from ..losses.npair import label_pairs
 from .baseline import Baseline, squared_distances, start_small, triplet_margin, triplet_ranking
-from .trainable import TrainingBatch, weighted
+from .trainable import TrainingBatch, run_network, weighted
 
 Pair = tuple[Tensor, Tensor]
 
@@ -67,55 +66,40 @@ class Generator(nn.Module):
 
     def __init__(self, width: int, noise: int, hidden: int) -> None:
         super().__init__()
-        self.layers: nn.Module | None = None
         if width:
-            self.layers = perceptron(width + noise, hidden, hidden, 2 * width)
+            self.layers: nn.Module = perceptron(width + noise, hidden, hidden, 2 * width)
             return
         half = hidden // 2
-        self.down1 = nn.Conv2d(3, half, 3, stride=2, padding=1)
-        self.down2 = nn.Conv2d(half, hidden, 3, stride=2, padding=1)
-        self.up1 = nn.Conv2d(hidden + noise, half, 3, padding=1)
-        self.up2 = nn.Conv2d(2 * half, half, 3, padding=1)
-        self.out = nn.Conv2d(half + 3, 6, 3, padding=1)
+        widths = (3, half), (half, hidden), (hidden + noise, half), (2 * half, half), (half + 3, 6)
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(*n, 3, stride, padding=1)
+            for n, stride in zip(widths, (2, 2, 1, 1, 1), strict=True)
+        )
 
     def forward(self, x: Tensor, z: Tensor) -> Pair:
-        if self.layers is not None:
-            similar, dissimilar = self.layers(torch.cat([x, z], dim=1)).chunk(2, dim=1)
-            return similar, dissimilar
-        fine = F.leaky_relu(self.down1(x), 0.2)
-        coarse = F.leaky_relu(self.down2(fine), 0.2)
+        if x.ndim == 2:
+            return cast(Pair, self.layers(torch.cat([x, z], dim=1)).chunk(2, dim=1))
+        down1, down2, up1, up2, out = self.convolutions
+        fine = F.leaky_relu(down1(x), 0.2)
+        coarse = F.leaky_relu(down2(fine), 0.2)
         spread = z[:, :, None, None].expand(-1, -1, *coarse.shape[2:])
-        up = F.leaky_relu(self.up1(torch.cat([coarse, spread], dim=1)), 0.2)
-        up = F.leaky_relu(self.up2(torch.cat([_enlarge(up, fine), fine], dim=1)), 0.2)
+        up = F.leaky_relu(up1(torch.cat([coarse, spread], dim=1)), 0.2)
+        up = F.leaky_relu(up2(torch.cat([F.interpolate(up, fine.shape[2:]), fine], dim=1)), 0.2)
+        pixels = out(torch.cat([F.interpolate(up, x.shape[2:]), x], dim=1))
         # Normalised pixels are within about ±2.7 (ImageNet's mean and deviation).
-        similar, dissimilar = (3 * self.out(torch.cat([_enlarge(up, x), x], dim=1)).tanh()).chunk(
-            2, dim=1
-        )
-        return similar, dissimilar
+        return cast(Pair, (3 * pixels.tanh()).chunk(2, dim=1))
 
 
-def _enlarge(x: Tensor, like: Tensor) -> Tensor:
-    return F.interpolate(x, size=like.shape[2:], mode="nearest")
-
-
-class Discriminator(nn.Module):
-    """From triplets of items [n, ...], side by side, to the logit that they are real, float [n]: a
-    perceptron for embeddings of ``width``, strided convolutions for images (0)."""
-
-    def __init__(self, width: int, hidden: int) -> None:
-        super().__init__()
-        if width:
-            self.layers = perceptron(3 * width, hidden, hidden, 1, dropout=0.3)
-            return
-        layers: list[nn.Module] = []
-        for n_in, n_out in itertools.pairwise((9, hidden // 4, hidden // 2, hidden)):
-            layers += [nn.Conv2d(n_in, n_out, 3, stride=2, padding=1), nn.LeakyReLU(0.2)]
-        self.layers = nn.Sequential(
-            *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(hidden, 1)
-        )
-
-    def forward(self, x: Tensor, similar: Tensor, dissimilar: Tensor) -> Tensor:
-        return cast(Tensor, self.layers(torch.cat([x, similar, dissimilar], dim=1)))[:, 0]
+def make_discriminator(width: int, hidden: int) -> nn.Sequential:
+    """Make a network from triplets of items [n, ...], side by side, to the logit that they are
+    real, float [n, 1]: a perceptron for embeddings of ``width``, strided convolutions for images
+    (0)."""
+    if width:
+        return perceptron(3 * width, hidden, hidden, 1, dropout=0.3)
+    layers: list[nn.Module] = []
+    for n_in, n_out in itertools.pairwise((9, hidden // 4, hidden // 2, hidden)):
+        layers += [nn.Conv2d(n_in, n_out, 3, stride=2, padding=1), nn.LeakyReLU(0.2)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(hidden, 1))
 
 
 def fixed(module: nn.Module) -> dict[str, Tensor]:
@@ -130,10 +114,8 @@ def draw_triplets(labels: Tensor, generator: torch.Generator) -> tuple[Tensor, T
     a = (positive.any(1) & negative.any(1)).nonzero()[:, 0]
     if not len(a):
         return a, a, a
-    p, n = (
-        torch.multinomial(m[a].float(), 1, generator=generator)[:, 0] for m in (positive, negative)
-    )
-    return a, p, n
+    p, n = (torch.multinomial(m[a].float(), 1, generator=generator) for m in (positive, negative))
+    return a, p[:, 0], n[:, 0]
 
 
 class SSGAH(Baseline):
@@ -154,7 +136,7 @@ class SSGAH(Baseline):
         self.margin = max(1.0, self.bits / 8)
         width, hidden = self.extractor.spec.in_width, 256 if self.extractor.spec.in_width else 64
         self.generator = Generator(width, self.noise, hidden)
-        self.discriminator = Discriminator(width, hidden)
+        self.discriminator = make_discriminator(width, hidden)
         for layer in (*self.generator.modules(), *self.discriminator.modules()):
             if isinstance(layer, (nn.Linear, nn.Conv2d)):
                 nn.init.kaiming_normal_(layer.weight, a=0.2, generator=self.draws)
@@ -166,46 +148,50 @@ class SSGAH(Baseline):
                 if isinstance(layer, (nn.Linear, nn.Conv2d)):
                     spectral_norm(layer)
 
-    def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
-        n, k = len(batch.y), len(batch.x)
-        v = self.extractor.input(batch.x).detach()
-        with torch.autocast(v.device.type, torch.bfloat16, amp):
-            h = self.extractor(v, True).float().sigmoid()
-        parts = {"rank": triplet_ranking(squared_distances(h[:n], h[:n]), batch.y, self.margin)}
+    def synthetic_ranking(self, h: Tensor, pairs: Pair, state: dict[str, Tensor]) -> Tensor:
+        """The ranking loss of synthetic triplets, whose anchors have the hashes h float [n, bits].
+        ``state`` replaces weights and buffers of the hashing network."""
+        hashed = functional_call(self.extractor, state, (torch.cat(pairs), True)).sigmoid()
+        similar, dissimilar = hashed.chunk(2)
+        return triplet_margin(h - similar, h - dissimilar, self.margin)
 
-        z = torch.randn(k, self.noise, generator=batch.generator).to(v.device)
+    def reality(
+        self, generator: torch.Generator, *triplets: Tensor, state: dict[str, Tensor] | None = None
+    ) -> Tensor:
+        """The discriminator's logits of noisy triplets, float [n]; ``state`` replaces its
+        weights."""
+        noisy = [
+            items + self.blur * torch.randn(items.shape, generator=generator).to(items.device)
+            for items in triplets
+        ]
+        out = functional_call(self.discriminator, state or {}, (torch.cat(noisy, dim=1),))
+        return cast(Tensor, out)[:, 0]
+
+    def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
+        n, draws = len(batch.y), batch.generator
+        v = self.extractor.input(batch.x).detach()
+        h = run_network(lambda v: self.extractor(v, True), v, amp).sigmoid()
+        rank = triplet_ranking(squared_distances(h[:n], h[:n]), batch.y, self.margin)
+
+        z = torch.randn(len(v), self.noise, generator=draws).to(v.device)
         synthetic: Pair = self.generator(v, z)
-        still = [m.detach() for m in synthetic]
+        detached = synthetic[0].detach(), synthetic[1].detach()
         # Statistics of batch norms are of real items only.
         buffers = {name: b.clone() for name, b in self.extractor.named_buffers()}
-        hashed = functional_call(self.extractor, buffers, (torch.cat(still), True)).sigmoid()
-        hashed_for_generator = functional_call(
-            self.extractor, buffers | fixed(self.extractor), (torch.cat(synthetic), True)
-        ).sigmoid()
-        parts["synthetic"] = triplet_margin(h - hashed[:k], h - hashed[k:], self.margin)
-        adversary = triplet_margin(
-            h.detach() - hashed_for_generator[:k],
-            h.detach() - hashed_for_generator[k:],
-            self.margin,
-        )
-
-        a, p, q = draw_triplets(batch.y, batch.generator)
-
-        def blurred(*items: Tensor) -> list[Tensor]:
-            draw = functools.partial(torch.randn, generator=batch.generator)
-            return [t + self.blur * draw(t.shape).to(t.device) for t in items]
-
-        fake = F.softplus(self.discriminator(*blurred(v, *still))).mean()  # -log(1 - D)
-        parts["discriminator"] = fake
+        frozen = buffers | fixed(self.extractor)
+        parts = {
+            "rank": rank,
+            "synthetic": self.synthetic_ranking(h, detached, buffers),
+            "adversary": self.synthetic_ranking(h.detach(), synthetic, frozen),
+        }
+        a, p, q = draw_triplets(batch.y, draws)
+        parts["discriminator"] = F.softplus(self.reality(draws, v, *detached)).mean()  # -log(1 - D)
         if len(a):
-            logit = self.discriminator(*blurred(v[a], v[p], v[q]))
-            real = F.binary_cross_entropy_with_logits(logit, torch.full_like(logit, self.smooth))
-            swapped = F.softplus(self.discriminator(*blurred(v[a], v[q], v[p]))).mean()
-            parts["discriminator"] = (fake + swapped) / 2 + real
-        accepted = functional_call(
-            self.discriminator, fixed(self.discriminator), (*blurred(v, *synthetic),)
-        )
+            logits = self.reality(draws, v[a], v[p], v[q])
+            real = F.binary_cross_entropy_with_logits(logits, torch.full_like(logits, self.smooth))
+            swapped = F.softplus(self.reality(draws, v[a], v[q], v[p])).mean()
+            parts["discriminator"] = (parts["discriminator"] + swapped) / 2 + real
+        accepted = self.reality(draws, v, *synthetic, state=fixed(self.discriminator))
         parts["generator"] = F.softplus(-accepted).mean()  # -log D
-        parts["adversary"] = adversary
         trust = min(1.0, max(0.0, 2 * batch.step / batch.steps - 0.5))
         return weighted(parts, synthetic=trust * self.synthetic, adversary=-self.adversary)

@@ -40,16 +40,6 @@ def block_log_softmax(raw: Tensor, M: int) -> Tensor:
     return raw.reshape(len(raw), M, -1).log_softmax(dim=-1)
 
 
-def entropies(log_z: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean entropy and batch entropy of blocks of log activations [B, M, K], both summed over
-    blocks and in bits."""
-    z = log_z.exp()
-    mean = -(z * log_z).sum() / len(z)
-    frequency = z.mean(dim=0)
-    batch = -torch.special.xlogy(frequency, frequency.clamp_min(1e-30)).sum()
-    return mean / _BIT, batch / _BIT
-
-
 class SUBIC(Baseline):
     """See the module docstring."""
 
@@ -72,13 +62,15 @@ class SUBIC(Baseline):
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         log_z = block_log_softmax(self.raw(batch, amp), self.M)
         log_p = self.classifier(log_z.exp().flatten(1)).log_softmax(dim=1)
-        mean, frequency = entropies(log_z)
-        bits = self.M * math.log2(self.K)
+        z, bits = log_z.exp(), self.M * math.log2(self.K)
+        mean_entropy, frequency = -(z * log_z).sum() / len(z), z.mean(dim=0)
+        # The logarithm of 0 would have an infinite gradient.
+        batch_entropy = -torch.special.xlogy(frequency, frequency.clamp_min(1e-30)).sum()
+        classification = cross_entropy(log_p, shares(batch.y, log_p))
         parts = {
-            "classification": cross_entropy(log_p, shares(batch.y, log_p))
-            / math.log(self.n_classes),
-            "mean_entropy": mean / bits,
-            "batch_entropy": frequency / bits,
+            "classification": classification / math.log(self.n_classes),
+            "mean_entropy": mean_entropy / _BIT / bits,
+            "batch_entropy": batch_entropy / _BIT / bits,
         }
         return weighted(parts, mean_entropy=self.gamma, batch_entropy=-self.mu)
 

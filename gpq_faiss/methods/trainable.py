@@ -8,9 +8,9 @@ best. A method is its network: it provides losses, vectors, and the
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -24,10 +24,8 @@ from ..data.base import FeatureDataset
 from ..data.reader import Reader
 from ..nn.backbones import Backbone
 from ..nn.device import full_float32, image_batch, to_input
-from ..nn.quantizer import intra_normalize
+from ..nn.quantizer import at_least_float32, intra_normalize
 from .coders import Coder, ProductCoder
-
-_NO_ROWS = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -47,14 +45,24 @@ class TrainingBatch:
     step: int
     steps: int
     generator: torch.Generator
-    rows: NDArray[np.int64] = field(default_factory=lambda: _NO_ROWS)
-    unlabelled_rows: NDArray[np.int64] = field(default_factory=lambda: _NO_ROWS)
+    rows: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    unlabelled_rows: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 def weighted(parts: dict[str, Tensor], **weights: float) -> dict[str, Tensor]:
     """Parts of a loss, and their ``total``, in which each has its weight (default: 1)."""
-    terms = [loss * weights[name] if name in weights else loss for name, loss in parts.items()]
-    return {"total": functools.reduce(torch.add, terms), **parts}
+    terms = (loss * weights.get(name, 1.0) for name, loss in parts.items())
+    return {"total": sum(terms, torch.zeros(())), **parts}
+
+
+def run_network(network: Callable[[Tensor], Tensor], x: Tensor, amp: bool) -> Tensor:
+    """Return the output of a network in float32 at least; with ``amp`` it runs in bf16.
+
+    Losses stay outside: their cosines need more than eight bits.
+    """
+    # An exported graph has no such region.
+    with torch.autocast(x.device.type, torch.bfloat16) if amp else nullcontext():
+        return at_least_float32(network(x))
 
 
 class TrainableMethod(nn.Module, ABC):
@@ -102,9 +110,10 @@ class TrainableMethod(nn.Module, ABC):
 
     def optimizer(self, config: Config) -> torch.optim.Optimizer:
         """Adam, as in the paper."""
-        parameters = [p for p in self.parameters() if p.requires_grad]
         return torch.optim.Adam(
-            parameters, lr=config.training.learning_rate, betas=(config.beta1, 0.999)
+            [p for p in self.parameters() if p.requires_grad],
+            lr=config.training.learning_rate,
+            betas=(config.beta1, 0.999),
         )
 
     def before_step(self, step: int, steps: int, sample: Callable[[int], Iterator[Tensor]]) -> None:

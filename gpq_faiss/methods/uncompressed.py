@@ -24,7 +24,6 @@ from .leave_one_out import leave_one_out
 
 _RATE, _DECAY = 1e-3, 1e-2  # learning rate and weight decay
 _DROPOUT, _INPUT_DROPOUT = 0.5, 0.2
-_ENCODE_ROWS = 4096  # fixed, so that probabilities do not depend on the number of vectors
 
 
 class FloatFeatures(Coder):
@@ -34,10 +33,7 @@ class FloatFeatures(Coder):
     unit = True
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
-        self._store(x.shape[1])
-
-    def _store(self, numbers: int) -> None:
-        self.code_size, self.bits = 4 * numbers, 32 * numbers
+        self.code_size, self.bits = 4 * x.shape[1], 32 * x.shape[1]
 
     def _stored(self, x: Floats) -> Floats:
         """What is stored of vectors, and compared."""
@@ -74,7 +70,7 @@ class Classifier(FloatFeatures):
         # One scale for all dimensions keeps their proportions, which carry information.
         self._mean = x.mean(axis=0, dtype=np.float64).astype(np.float32)
         self._scale = float(np.sqrt(x.var(axis=0, dtype=np.float64).mean())) or 1.0
-        self._store(labels.n_classes)
+        self.code_size, self.bits = 4 * labels.n_classes, 32 * labels.n_classes
         # torch's layers draw from the global generator: seed a fork, so that the caller's state is
         # unchanged.
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
@@ -100,7 +96,7 @@ class Classifier(FloatFeatures):
             if len(order) < batch:
                 order = torch.randperm(len(x))
             rows, order = order[:batch], order[batch:]
-            noisy = x[rows] + noise * torch.randn(batch, x.shape[1]) if noise else x[rows]
+            noisy = x[rows] + noise * torch.randn(batch, x.shape[1])
             loss = nn.functional.cross_entropy(net(noisy), y[rows])
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -113,12 +109,8 @@ class Classifier(FloatFeatures):
 
     @torch.inference_mode()
     def _stored(self, x: Floats) -> Floats:
-        out = np.empty((len(x), self.code_size // 4), np.float32)
-        for i in range(0, len(x), _ENCODE_ROWS):
-            block = self._standardised(x[i : i + _ENCODE_ROWS])
-            probabilities = torch.stack([net(block).softmax(dim=1) for net in self._nets])
-            out[i : i + _ENCODE_ROWS] = probabilities.mean(dim=0)
-        return out
+        inputs = self._standardised(x)
+        return torch.stack([net(inputs).softmax(dim=1) for net in self._nets]).mean(dim=0).numpy()
 
 
 class SixClassifiers(Classifier):

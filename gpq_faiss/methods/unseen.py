@@ -58,5 +58,5 @@ def separation(
         return 0.5
     target = np.repeat(np.array([0, 1], np.float32), len(labelled_rows))
     both = np.concatenate([x[labelled_rows], unlabelled[unlabelled_rows]])
-    _, scores = least_error(both, target[:, None])
+    scores = least_error(both, target[:, None])[1]
     return float(roc_auc_score(target, scores[:, 0]))

@@ -103,9 +103,8 @@ def product_form(codewords: Tensor, d: int) -> tuple[Tensor, Tensor, Tensor]:
         directions = torch.linalg.svd(codewords.double(), full_matrices=True).Vh[:, :inner]
         basis = directions.transpose(1, 2).to(codewords.dtype).contiguous()
     coordinates = codewords @ basis
-    longest = coordinates.norm(dim=2).max().clamp_min(1e-12)
     # One scale for all codebooks, as their tables are added.
-    inside = coordinates / longest
+    inside = coordinates / coordinates.norm(dim=2).max().clamp_min(1e-12)
     pq_codewords = torch.cat([inside, missing(inside), torch.zeros_like(inside[..., :1])], dim=2)
     return coordinates @ basis.transpose(1, 2), basis, functional.normalize(pq_codewords, dim=2)
 

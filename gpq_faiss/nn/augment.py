@@ -62,8 +62,12 @@ def distort(images: Tensor, generator: torch.Generator) -> Tensor:
     rows = [angle.cos(), shear - angle.sin(), angle.sin(), angle.cos()]
     linear = torch.stack(rows, dim=1).view(batch, 2, 2) * log_scale.exp().unsqueeze(2)
     affine = torch.cat([linear, uniform(0.25, 2, 1)], dim=2)
-    grid = functional.affine_grid(affine, list(images.shape), align_corners=False)
-    moved = functional.grid_sample(images, grid, padding_mode="border", align_corners=False)
+    moved = functional.grid_sample(
+        images,
+        functional.affine_grid(affine, list(images.shape), align_corners=False),
+        padding_mode="border",
+        align_corners=False,
+    )
     grey = moved.mean(dim=1, keepdim=True)
     coloured = grey + (moved - grey) * (1 + uniform(0.8, 1, 1, 1))
     mean = coloured.mean(dim=(1, 2, 3), keepdim=True)

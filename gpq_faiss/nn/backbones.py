@@ -8,8 +8,9 @@ in one linear layer ``head`` to D. Intra-normalisation is not part of it
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
@@ -21,8 +22,6 @@ from ..errors import UsageError, one_line, optional
 from ..plugins import Plugin, find_plugin, plugin_names
 from .weights import imagenet_state, load_into, read_weights
 
-BACKBONES = ("vgg", "cnnf", "mlp", "linear")
-"""Names of the backbones, besides ``timm/NAME`` and those of plugins."""
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -58,12 +57,8 @@ class Normalisation(nn.Module):
         """
         x = x.double()
         mean = x.mean(0)
-        std = (((x - mean) ** 2).sum(0) / len(x)).mean().sqrt().expand_as(mean)
-        # A constant dimension becomes 0, not noise amplified by a tiny deviation.
         self.mean.copy_(mean)
-        self.std.copy_(
-            torch.where(std <= 1e-7 * mean.abs().clamp_min(1e-30), torch.ones_like(std), std)
-        )
+        self.std.copy_((((x - mean) ** 2).sum(0) / len(x)).mean().sqrt().clamp_min(1e-12))
 
 
 @dataclass(frozen=True)
@@ -184,18 +179,14 @@ class VGG(Backbone):
 
         widths = [64, 64, "M", 128, 128, "M", 256, 256, 256, "M", 512, 512, 512]
         self.features = _he_initialised(vgg.make_layers(widths, batch_norm=True))
-        # Where averages are taken: the ReLU after conv3_3 or its max pool, and the ReLU after
-        # conv4_3.
-        self.taps = (23 if spec.tap == "pool" else 22, len(self.features) - 1)
         self.head = make_head(256 + 512, spec.out_width)
 
     def trunk_features(self, x: Tensor) -> Tensor:
-        pools = []
-        for index, layer in enumerate(self.features):
-            x = layer(x)
-            if index in self.taps:
-                pools.append(x.mean(dim=(2, 3)))
-        return torch.cat(pools, dim=1)
+        # The third block ends with the ReLU after conv3_3, or with its max pool.
+        end = 24 if self.spec.tap == "pool" else 23
+        third = self.features[:end](x)
+        blocks = third, self.features[end:](third)
+        return torch.cat([block.mean(dim=(2, 3)) for block in blocks], dim=1)
 
 
 class CNNF(Backbone):
@@ -211,96 +202,71 @@ class CNNF(Backbone):
 
     def __init__(self, spec: BackboneSpec) -> None:
         super().__init__(spec)
-        layers: list[nn.Module] = []
-        for n_in, n_out, size, stride, ends in (
-            (3, 64, 11, 4, "lrn"),
-            (64, 256, 5, 1, "lrn"),
-            (256, 256, 3, 1, ""),
-            (256, 256, 3, 1, ""),
-            (256, 256, 3, 1, "pool"),
-        ):
-            padding = size // 2 if stride == 1 else 0
-            layers += [nn.Conv2d(n_in, n_out, size, stride, padding), nn.ReLU(inplace=True)]
-            if ends == "lrn":
-                layers.append(nn.LocalResponseNorm(5, alpha=5e-4, beta=0.75, k=2.0))
-            if ends:
-                layers.append(nn.MaxPool2d(3, 2, ceil_mode=True))
-        # The initial weights of these layers are drawn before those of the convolutions. Keep this
-        # order: the weights of a seed depend on it.
-        classifier = nn.Sequential(
-            *(nn.Linear(256 * 6 * 6, 4096), nn.ReLU(inplace=True), nn.Dropout(0.5)),
-            *(nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Dropout(0.5)),
+        lrn = nn.LocalResponseNorm(5, alpha=5e-4, beta=0.75, k=2.0)
+        pool = nn.MaxPool2d(3, 2, ceil_mode=True)
+        relu = nn.ReLU(inplace=True)
+        features = nn.Sequential(
+            *(nn.Conv2d(3, 64, 11, stride=4), relu, lrn, pool),
+            *(nn.Conv2d(64, 256, 5, padding=2), relu, lrn, pool),
+            *(nn.Conv2d(256, 256, 3, padding=1), relu),
+            *(nn.Conv2d(256, 256, 3, padding=1), relu),
+            *(nn.Conv2d(256, 256, 3, padding=1), relu, pool),
         )
-        self.features, self.avgpool = (
-            _he_initialised(nn.Sequential(*layers)),
-            nn.AdaptiveAvgPool2d(6),
+        self.features, self.avgpool = features, nn.AdaptiveAvgPool2d(6)
+        self.classifier = nn.Sequential(
+            *(nn.Linear(256 * 6 * 6, 4096), relu, nn.Dropout(0.5)),
+            *(nn.Linear(4096, 4096), relu, nn.Dropout(0.5)),
         )
-        self.classifier = classifier
+        # After the classifier has been drawn: the weights of a seed depend on the order.
+        _he_initialised(features)
         self.head = make_head(4096, spec.out_width)
 
     def trunk_features(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.classifier(self.avgpool(self.features(x)).flatten(1)))
 
 
-class GaussianNoise(nn.Module):
-    """Adds Gaussian noise of this standard deviation to its input [B, ...] in training."""
-
-    def __init__(self, deviation: float) -> None:
-        super().__init__()
-        self.deviation = deviation
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the input with noise; in evaluation mode, the input itself."""
-        if not self.training:
-            return x
-        return x + self.deviation * torch.randn(x.shape, device=x.device, dtype=x.dtype)
-
-
 class MLP(Backbone):
     """Hidden layers of (linear, ReLU, dropout), then the head; the backbone ``linear`` has none.
 
     Images are flattened.
+
+    Attributes:
+        noise: standard deviation of Gaussian noise on the normalised input in training.
     """
 
     def __init__(self, spec: BackboneSpec) -> None:
         super().__init__(spec)
-        width = spec.in_width or 3 * spec.image_size**2
-        layers: list[nn.Module] = []
+        self.noise, width = 0.0, spec.in_width or 3 * spec.image_size**2
+        self.layers = nn.Sequential()
         for hidden in spec.hidden if spec.name == "mlp" else ():
             linear = nn.Linear(width, hidden)
             nn.init.kaiming_normal_(linear.weight, nonlinearity="relu")
             nn.init.zeros_(linear.bias)
-            layers += [linear, nn.ReLU()]
-            if spec.dropout > 0:
-                layers.append(nn.Dropout(spec.dropout))
+            self.layers.extend([linear, nn.ReLU(), nn.Dropout(spec.dropout)])
             width = hidden
-        self.layers = nn.Sequential(*layers)
         self.head = make_head(width, spec.out_width)
 
     def trunk_features(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.layers(x.flatten(1)))
+        x = x.flatten(1)
+        if self.training and self.noise:
+            x = x + self.noise * torch.randn(x.shape, device=x.device, dtype=x.dtype)
+        return cast(Tensor, self.layers(x))
 
 
 class Trunk(Backbone):
-    """Any module from normalised inputs, float [B, 3, S, S] or [B, W], to vectors [B, width].
+    """Any module from normalised inputs, float [B, 3, S, S] or [B, W], to vectors [B, width]."""
 
-    ``make`` constructs the module, and may fail.
-    """
-
-    def __init__(self, spec: BackboneSpec, make: Callable[[], nn.Module]) -> None:
+    def __init__(self, spec: BackboneSpec, trunk: nn.Module) -> None:
         super().__init__(spec)
-        self.trunk = make()
-        if not isinstance(self.trunk, nn.Module):
-            raise TypeError(f"a {type(self.trunk).__name__}: a torch.nn.Module is needed")
+        if not isinstance(trunk, nn.Module):
+            raise TypeError(f"a {type(trunk).__name__}: a torch.nn.Module is needed")
+        shape = (3, spec.image_size, spec.image_size) if spec.image_size else (spec.in_width,)
         # Declared widths are not reliable: run the module.
-        shape = (
-            (spec.in_width,) if spec.kind == "features" else (3, spec.image_size, spec.image_size)
-        )
         with torch.no_grad():
-            out = self.trunk.eval()(torch.zeros(1, *shape))
-        self.trunk.train()
+            out = trunk.eval()(torch.zeros(1, *shape))
         if not isinstance(out, Tensor) or out.ndim != 2:
             raise TypeError(f"it gives {type(out).__name__}, not one vector per item")
+        self.trunk = trunk.train()
         self.head = make_head(int(out.shape[1]), spec.out_width)
 
     def trunk_features(self, x: Tensor) -> Tensor:
@@ -316,19 +282,21 @@ def _timm(spec: BackboneSpec, pretrained: bool) -> Trunk:
     create = functools.partial(timm.create_model, name, pretrained=pretrained, num_classes=0)
     try:
         try:
-            backbone = Trunk(spec, lambda: create(img_size=spec.image_size))
+            backbone = Trunk(spec, create(img_size=spec.image_size))
         except TypeError:  # convolutional models have no img_size
-            backbone = Trunk(spec, create)
+            backbone = Trunk(spec, create())
     except Exception as error:  # hub, http and timm errors have no common base
         raise UsageError(
             f"cannot make timm's model '{name}' for {spec.image_size} pixels ({one_line(error)}): "
             "see timm.list_models(), or set network.weights to the path of its weights, or to none"
         ) from error
-    config: dict[str, Any] = getattr(backbone.trunk, "pretrained_cfg", {})
-    backbone.input = Normalisation(
-        0, config.get("mean", IMAGENET_MEAN), config.get("std", IMAGENET_STD)
-    )
+    config: Any = backbone.trunk.pretrained_cfg
+    backbone.input = Normalisation(0, config["mean"], config["std"])
     return backbone
+
+
+BACKBONES: dict[str, type[Backbone]] = {"vgg": VGG, "cnnf": CNNF, "mlp": MLP, "linear": MLP}
+"""Backbones by name, besides ``timm/NAME`` and those of plugins."""
 
 
 def backbone_plugin(name: str) -> Plugin | None:
@@ -359,19 +327,15 @@ def build_backbone(
         UsageError: an invalid name or combination.
         DataError: weights that are not available or do not fit.
     """
-    name, plugin = spec.name, backbone_plugin(spec.name)
-    makers: dict[str, Callable[[BackboneSpec], Backbone]]
-    makers = {"vgg": VGG, "cnnf": CNNF, "mlp": MLP, "linear": MLP}
-    if name.startswith("timm/"):
-        makers[name] = functools.partial(_timm, pretrained=weights == "imagenet")
-    elif plugin is None and name not in makers:
-        names = ", ".join([*BACKBONES, "timm/NAME", *plugin_names("backbones", BACKBONES)])
-        raise UsageError(f"no backbone '{name}': choose one of {names}")
-    if spec.kind == "features" and plugin is None and makers[name] is not MLP:
+    name, plugin, is_timm = spec.name, backbone_plugin(spec.name), spec.name.startswith("timm/")
+    if plugin is None and not is_timm and name not in BACKBONES:
+        names = [*BACKBONES, "timm/NAME", *plugin_names("backbones", BACKBONES)]
+        raise UsageError(f"no backbone '{name}': choose one of {', '.join(names)}")
+    if spec.kind == "features" and plugin is None and BACKBONES.get(name) is not MLP:
         raise UsageError(
             f"backbone {name} takes images, but the data are features: choose mlp or linear"
         )
-    if weights == "imagenet" and name != "vgg" and not name.startswith("timm/"):
+    if weights == "imagenet" and name != "vgg" and not is_timm:
         raise UsageError(
             f"there are no ImageNet weights of backbone {name}: set network.weights to none, "
             "or to the path of a file"
@@ -382,23 +346,24 @@ def build_backbone(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         if plugin is not None:
-            make = plugin.load()
             with plugin.running("be built"):
-                backbone: Backbone = Trunk(spec, lambda: make(spec))
+                backbone: Backbone = Trunk(spec, plugin.load()(spec))
         else:
-            backbone = makers[name](spec)
+            backbone = _timm(spec, weights == "imagenet") if is_timm else BACKBONES[name](spec)
     if weights == "imagenet" and name == "vgg":
         load_into(backbone, imagenet_state(), "ImageNet weights of vgg16_bn")
     elif weights not in ("none", "imagenet"):
-        load_into(backbone, read_weights(weights), weights)
+        load_into(backbone, read_weights(Path(weights)), weights)
     return backbone
 
 
 def input_description(dataset: Dataset, image_size: int) -> dict[str, Any]:
     """Return the argument ``input_`` of :func:`build_extractor` for ``dataset``."""
-    if isinstance(dataset, FeatureDataset):
-        return {"kind": "features", "width": dataset.width}
-    return {"kind": "images", "image_size": image_size}
+    return (
+        {"kind": "features", "width": dataset.width}
+        if isinstance(dataset, FeatureDataset)
+        else {"kind": "images", "image_size": image_size}
+    )
 
 
 def build_extractor(
@@ -408,20 +373,26 @@ def build_extractor(
 
     ``input_`` is ``{"kind": "features", "width": W}`` or ``{"kind": "images", "image_size": S}``.
     """
-    n, size = config.network, input_.get("image_size", 0)
-    of_classes = config.class_networks
-    hidden = n.hidden[:-1] if of_classes else n.hidden
+    network, size, width = config.network, input_.get("image_size", 0), input_.get("width", 0)
+    hidden = network.hidden[:-1] if config.class_networks else network.hidden
     automatic = "vgg" if size >= VGG.SMALLEST else "mlp" if hidden else "linear"
-    name = automatic if n.backbone == "auto" else n.backbone
+    name = automatic if network.backbone == "auto" else network.backbone
     # A requested perceptron has a hidden layer: its own, or those of the class networks.
-    hidden = hidden or (() if of_classes else BackboneSpec.hidden)
-    tap: Literal["block", "pool"] = "pool" if config.method == "gpq-authors" else "block"
-    width = input_.get("width", 0)
-    spec = BackboneSpec(name, input_["kind"], out_width, width, size, hidden, config.dropout, tap)
-    net = build_backbone(spec, n.weights, generator=generator)
-    if isinstance(net, MLP):
-        if n.first_noise and not of_classes:
-            net.layers.insert(0, GaussianNoise(n.first_noise))
-    elif n.weights != "none" and config.method != "gpq-authors":
-        net.freeze()
-    return net
+    hidden = hidden or (() if config.class_networks else BackboneSpec.hidden)
+    is_authors = config.method == "gpq-authors"
+    spec = BackboneSpec(
+        name,
+        input_["kind"],
+        out_width,
+        width,
+        size,
+        hidden,
+        config.dropout,
+        "pool" if is_authors else "block",
+    )
+    backbone = build_backbone(spec, network.weights, generator=generator)
+    if isinstance(backbone, MLP):
+        backbone.noise = 0.0 if config.class_networks else network.first_noise
+    elif network.weights != "none" and not is_authors:
+        backbone.freeze()
+    return backbone

@@ -6,8 +6,9 @@ so that CPU search works without it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
@@ -30,49 +31,25 @@ def resolve_device(name: str) -> torch.device:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
         name = "cuda" if count else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = torch.device("meta")
-    if device.type not in ("cpu", "cuda"):
+    if not re.fullmatch(r"cpu|cuda(:\d{1,2})?", name):
         raise UsageError(f"no device is called '{name}': use cpu, cuda, cuda:N or auto")
-    if device.type == "cpu":
-        return torch.device("cpu")
-    if (device.index or 0) >= count:
+    device = torch.device("cuda:0" if name == "cuda" else name)
+    if device.type == "cuda" and device.index >= count:
         raise DeviceError(
             f"device '{name}' was requested, but torch sees {count or 'no'} GPU here: "
             "use --device cpu"
         )
-    return torch.device("cuda", device.index or 0)
+    return device
 
 
-@contextmanager
-def full_float32() -> Iterator[None]:
+def full_float32() -> AbstractContextManager[None]:
     """Disable TF32 convolutions, torch's default on newer GPUs, for a ``with`` block.
 
     They would give other codes than the CPU. (Matrix products are in float32 by default.)
     """
     import torch
 
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = before
-
-
-@contextmanager
-def torch_threads(n: int) -> Iterator[None]:
-    """Let torch use this number of threads in a ``with`` block."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(n)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
 
 
 def to_input(values: NDArray[Any] | torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -82,10 +59,7 @@ def to_input(values: NDArray[Any] | torch.Tensor, device: torch.device) -> torch
     """
     import torch
 
-    x = torch.as_tensor(values)
-    if device.type == "cuda" and x.device.type == "cpu":
-        x = x.pin_memory()
-    x = x.to(device, non_blocking=True)
+    x = torch.as_tensor(values).to(device)
     if x.dtype == torch.uint8:
         x = x.to(memory_format=torch.channels_last).float().div_(255)
     return x

@@ -49,8 +49,11 @@ class SubspaceHeads(nn.Module):
         inputs, (M, W, hidden) = x.unsqueeze(0), self.into.shape
         into, bias, out = (cast(Tensor, p) for p in (self.into, self.bias, self.out))
         if self.training and self.noise:
-            noise = torch.randn(M, *x.shape, device=x.device, dtype=x.dtype)
-            inputs = torch.add(inputs, noise, alpha=self.noise)
+            inputs = torch.add(
+                inputs,
+                torch.randn(M, *x.shape, device=x.device, dtype=x.dtype),
+                alpha=self.noise,
+            )
         if self.training and self.active < hidden:
             units = torch.rand(M, hidden, device=x.device).argsort(dim=1)[:, : self.active]
             into = into.gather(2, units[:, None].expand(-1, W, -1))

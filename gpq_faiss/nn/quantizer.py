@@ -54,8 +54,7 @@ def zero_subvectors(x: Tensor, M: int) -> Tensor:
     norm: Tensor = torch.linalg.vector_norm(
         at_least_float32(torch.unflatten(x, 1, (M, -1))), dim=-1
     )
-    directed: Tensor = (norm > NORM_EPS) & torch.isfinite(norm)
-    return ~directed
+    return ~((norm > NORM_EPS) & torch.isfinite(norm))
 
 
 def subspace_cosine(x: Tensor, W: Tensor) -> Tensor:

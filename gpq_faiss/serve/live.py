@@ -152,16 +152,9 @@ class LiveIndex(Closing):
                     changes = read_changes(
                         self.path, self._code_size, self._fingerprint
                     ) or Changes("", 0, {})
-                identity, number = index.contained or (changes.identity, 0)
-                self.is_complete = identity == changes.identity
+                self.is_complete = not index.contained or index.contained[0] == changes.identity
                 self.changes = changes.by_id
-                self.index = index.apply(
-                    {
-                        id_: change
-                        for id_, change in changes.by_id.items()
-                        if not self.is_complete or change.number > number
-                    }
-                )
+                self.index = index.apply(changes.since(index.contained))
         log.info("%s: opened, %d items", self.path, self.index.ntotal)
 
     def close(self) -> None:

@@ -4,13 +4,12 @@ from typing import Annotated, Any, Self
 
 from fastapi import UploadFile
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BaseModel, ByteSize, Field, ValidationError, model_validator
 from starlette.datastructures import Headers
 from starlette.routing import Match
 from starlette.types import Scope
 
 from ..errors import UsageError
-from ..inputs import parse_bytes
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1", "[::1]")
 
@@ -36,9 +35,7 @@ class Settings(BaseModel, frozen=True, extra="forbid", strict=True):
     port: int = Field(default=8000, ge=0, lt=1 << 16)
     token: str | None = None
     allowed_hosts: tuple[str, ...] = Field(default=(), strict=False)
-    max_upload: Annotated[
-        int, Field(ge=1), BeforeValidator(lambda size: parse_bytes(size, "max_upload"))
-    ] = 16 << 20
+    max_upload: Annotated[ByteSize, Field(ge=1)] = ByteSize(16 << 20)
     max_k: int = Field(default=1000, ge=1)
     threads: int | None = Field(default=None, ge=1)
 

@@ -15,7 +15,6 @@ import numpy as np
 from ..codes.checks import check_unique
 from ..data.base import Dataset
 from ..data.open import open_data
-from ..data.paths import replaces
 from ..encoder import Encoder
 from ..errors import DataError, UsageError
 from ..faissio.model import encode_items
@@ -84,7 +83,7 @@ def encode(
     check_unique(dataset.ids, dataset.name)
     name = out.name.replace("codes", "features")
     path = out.with_name(f"{out.stem}.features{out.suffix}" if name == out.name else name)
-    if replaces(out, dataset.name) or replaces(path, dataset.name):
+    if Path(dataset.name.partition(":")[2]).resolve() in (out.resolve(), path.resolve()):
         raise UsageError(f"{dataset.name} would be replaced: choose another output than {out}")
     # Opened first: it keeps other processes from this output while the network runs.
     with RowWriter(out, make_header("codes", encoder, dataset), overwrite=overwrite) as writer:

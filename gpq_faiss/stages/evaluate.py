@@ -124,7 +124,7 @@ def evaluate(
         measured[name] = Row(
             row.rank(labels, **options),
             row.neighbour_recall(neighbours),
-            row.coder.bits if compared or find_method(name).any_length else None,
+            row.coder.bits if compared or find_method(name).code != "none" else None,
             compared.fingerprint if compared else None,
         )
     run = Run(coded, labels, labels, dataset.ids, dataset.ids)
@@ -167,8 +167,8 @@ def _open_compared(
             continue
         if not Path(entry).is_dir():
             raise UsageError(
-                f"--compare {entry}: neither the folder of a model nor a method: train it, or "
-                f"choose from {', '.join(ARRAY_METHODS)}"
+                f"--compare {entry}: neither the folder of a model nor a method fitted here: "
+                f"choose from {', '.join(ARRAY_METHODS)} (gpq experiment run trains the others)"
             )
         encoder = Encoder.load(entry, device)
         encoder.check(dataset)

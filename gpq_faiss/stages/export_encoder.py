@@ -178,7 +178,7 @@ def _metadata(encoder: Encoder, side: Side) -> dict[str, str]:
         codebooks=M,
         codewords=K,
         subdim=d,
-        class_names=list(encoder.model.class_names),
+        class_names=encoder.model.description["class_names"],
         versions=versions("python", "torch"),
     )
     values = metadata.model_dump(warnings=False)

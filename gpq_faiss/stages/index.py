@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 
 from ..codes.checks import Codes, Ids, check_unique
-from ..data.paths import replaces
 from ..errors import DataError, MismatchError, UsageError
 from ..faissio.convert import check_kind, to_faiss
 from ..faissio.files import write_index
@@ -74,7 +73,7 @@ def index(
         UsageError: options that do not fit together, or do not fit the codebooks.
     """
     sources = [source] if isinstance(source, str | Path) else list(source)
-    if not sources or any(replaces(out, str(path)) for path in sources):
+    if not sources or Path(out).resolve() in [Path(path).resolve() for path in sources]:
         raise UsageError(f"{out}: name at least one file to index, which is not the output itself")
     mapped = Path(out).suffix == LISTS
     if mapped and (kind != "flat" or not ids):

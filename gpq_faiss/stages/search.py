@@ -20,7 +20,6 @@ from ..codes.checks import Ids
 from ..data.base import Dataset, ImageDataset
 from ..data.images import is_image_name
 from ..data.open import open_data
-from ..data.paths import local_path, without_secrets
 from ..encoder import Encoder, OnnxEncoder, open_encoder
 from ..errors import DataError, MismatchError, UsageError, optional
 from ..evaluation.tables import Shown
@@ -155,8 +154,8 @@ def open_queries(queries: object, **options: Any) -> Dataset:
     """
     if not isinstance(queries, str | Path):
         return open_data(queries, **options)
-    name, kind = without_secrets(str(queries)), None
-    if is_image_name(name) and Path(path := local_path(str(queries))).is_file():
+    name, kind = str(queries), None
+    if is_image_name(name) and (path := Path(queries).expanduser()).is_file():
         mark = fingerprint(str(queries))
         return ImageDataset(name=name, fingerprint=mark, max_bad=0.0, paths=[str(path)])
     with contextlib.suppress(DataError), RowReader(queries) as reader:

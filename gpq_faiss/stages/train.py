@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ..config import Config, preset, to_dict, validate
-from ..data.base import Dataset, typical_scale
+from ..data.base import Dataset, FeatureDataset
 from ..data.open import open_data
 from ..data.protocols import Split, make_split
 from ..errors import DataError, OutputExistsError, UsageError
@@ -28,6 +28,7 @@ from ..methods.model import save_model
 from ..methods.registry import METHODS
 from ..methods.trainable import CodeMethod
 from ..nn.backbones import backbone_plugin, input_description
+from ..scale import typical_scale
 from ..training.checkpoint import CHECKPOINT
 from ..training.loop import RunOptions, Training, fit
 from ..training.parallel import joined
@@ -59,8 +60,7 @@ def train(
         config: settings (default: the ``recommended`` preset).
         labelled: labels that the training sees: ``N-per-class``, a fraction, a file of ids, or
             ``all`` (except those of the queries).
-        protocol: how queries are held out (``1``, ``2``, ``transfer``, ``gpq-authors``; ``none``:
-            no queries).
+        protocol: how queries are held out (``1``, ``2``, ``transfer``; ``none``: no queries).
         queries: queries of protocol 1: ``N-per-class`` or a file of ids (default: the protocol's
             number).
         overwrite: replace the folder once the new model is complete, and discard an unfinished run.
@@ -202,7 +202,7 @@ def _describe(trained: Training, dataset: Dataset, split: Split) -> dict[str, An
             "name": dataset.name,
             "fingerprint": dataset.fingerprint,
             "notes": dataset.notes,
-            "scale": typical_scale(dataset),
+            "scale": typical_scale(dataset) if isinstance(dataset, FeatureDataset) else {},
         },
         "split": {"protocol": split.name, "seed": split.seed, "hash": split.hash},
         "class_names": list(labels.class_names),

@@ -77,6 +77,19 @@ class Changes(NamedTuple):
     number: int
     by_id: dict[int, Change]
 
+    def since(self, contained: tuple[str, int] | None) -> dict[int, Change]:
+        """Return the changes that an index does not contain.
+
+        Args:
+            contained: identity and number of the last change that the index contains, if any.
+        """
+        identity, number = contained or ("", 0)
+        return {
+            id_: change
+            for id_, change in self.by_id.items()
+            if identity != self.identity or change.number > number
+        }
+
 
 def changes_path(index: str | Path) -> Path:
     """Return the path of the changes of an index: ``index.faiss.changes.sqlite``."""

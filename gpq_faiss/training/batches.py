@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
-from typing import Any
+import functools
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..data.labels import Labels
-from ..data.reader import Reader
-from ..errors import DataError
 
 # Independent random streams.
 LABELLED, UNLABELLED, STEP, HOLD_OUT, SAMPLE = range(5)
@@ -41,19 +37,22 @@ class EpochSampler:
         self.rows, self.seed, self.rank, self.size = rows, seed, rank, size
         self.global_batch = min(batch * size, len(rows))
         self.batch = -(-self.global_batch // size)
-        self._epoch, self._order = -1, rows
 
     def at(self, step: int) -> NDArray[np.int64]:
         """Return the rows of this process in step ``step`` (from 0), int64 [batch]."""
-        n, parts = len(self.rows), []
-        start, stop = step * self.global_batch, (step + 1) * self.global_batch
-        for epoch in range(start // n, (stop - 1) // n + 1):
-            if epoch != self._epoch:
-                rng = np.random.default_rng([*self.seed, epoch])
-                self._epoch, self._order = epoch, self.rows[rng.permutation(n)]
-            parts.append(self._order[max(start - epoch * n, 0) : stop - epoch * n])
+        n = len(self.rows)
+        positions = np.arange(step * self.global_batch, (step + 1) * self.global_batch)
+        epochs = np.unique(positions // n)
+        orders = [_shuffled(n, (*self.seed, int(epoch))) for epoch in epochs]
+        drawn = self.rows[np.concatenate(orders)[positions - epochs[0] * n]]
         # Repeat some rows if the number of processes does not divide the global batch.
-        return np.resize(np.concatenate(parts), self.batch * self.size)[self.rank :: self.size]
+        return np.resize(drawn, self.batch * self.size)[self.rank :: self.size]
+
+
+@functools.lru_cache(maxsize=4)
+def _shuffled(n: int, seed: tuple[int, ...]) -> NDArray[np.int64]:
+    """Return the numbers below n in random order."""
+    return np.random.default_rng(seed).permutation(n)
 
 
 def hold_out(
@@ -66,8 +65,7 @@ def hold_out(
     count = round(share * len(labelled))
     if count < 2 * labels.n_classes:
         return np.empty(0, np.int64)
-    rng = np.random.default_rng([seed, HOLD_OUT])
-    shuffled = labelled[rng.permutation(len(labelled))]
+    shuffled = np.random.default_rng([seed, HOLD_OUT]).permutation(labelled)
     # Round robin over the classes keeps rare ones: sort by the rank of each item in its (first)
     # class.
     first = labels.dense(shuffled, dtype=bool).argmax(axis=1)
@@ -76,26 +74,3 @@ def hold_out(
         of_class = np.flatnonzero(first == c)
         rank[of_class] = np.arange(len(of_class)) * (len(shuffled) / len(of_class))
     return np.sort(shuffled[np.argsort(rank, kind="stable")[:count]])
-
-
-def training_batches(
-    reader: Reader, labelled: EpochSampler, unlabelled: EpochSampler | None, steps: range
-) -> Iterator[tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield the readable items of each step: values of labelled, then of unlabelled items, and
-    their rows, int64 [B] and [U].
-
-    Raises:
-        DataError: no labelled item of a step is readable, or too many items are not.
-    """
-    samplers = [labelled] if unlabelled is None else [labelled, unlabelled]
-    # The reader reads ahead of the loop, so it consumes the batches first.
-    ahead, batches = itertools.tee(np.concatenate([s.at(step) for s in samplers]) for step in steps)
-    for step, rows, (values, readable) in zip(steps, batches, reader.stream(ahead), strict=True):
-        n = int(readable[: labelled.batch].sum())
-        if not n:
-            raise DataError(
-                f"{reader.dataset.name}: none of the {labelled.batch} labelled items of "
-                f"step {step} could be read"
-            )
-        read = rows[readable]
-        yield values, read[:n], read[n:]

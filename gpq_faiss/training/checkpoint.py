@@ -52,10 +52,9 @@ class RunState:
         Raises:
             DataError: the file cannot be written.
         """
-        tensors = {f"method.{name}": value for name, value in method.state_dict().items()}
-        tensors |= {f"best.{name}": value for name, value in self.best_state.items()}
-        for i, state in optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{i}.{name}": value for name, value in state.items()}
+        groups = {"method": method.state_dict(), "best": self.best_state}
+        groups |= {str(i): state for i, state in optimizer.state_dict()["state"].items()}
+        tensors = {f"{group}.{name}": x for group in groups for name, x in groups[group].items()}
         values = {name: value for name, value in vars(self).items() if name != "best_state"}
         with atomic_path(path) as temporary:
             save_tensors(tensors, temporary, {"identity": identity, "state": json.dumps(values)})
@@ -70,8 +69,10 @@ def load_checkpoint(
         DataError: damaged, or of other settings, data or versions.
     """
     groups: dict[str, dict[str, Tensor]] = defaultdict(dict)
-    content = "a checkpoint (--overwrite starts again)"
-    with reading(path, content), safe_open(path, framework="pt") as file:
+    with (
+        reading(path, "a checkpoint (--overwrite starts again)"),
+        safe_open(path, framework="pt") as file,
+    ):
         metadata = file.metadata()
         for name in file.keys():  # noqa: SIM118
             group, key = name.split(".", 1)
@@ -81,15 +82,15 @@ def load_checkpoint(
             f"{path.parent} was begun with other settings, data or versions: give the same ones "
             "to --resume it, or start again with --overwrite"
         )
-    state: dict[int, dict[str, Tensor]] = defaultdict(dict)
-    for name, tensor in groups["optimizer"].items():
-        i, key = name.split(".", 1)
-        state[int(i)][key] = tensor
-    method.load_state_dict(groups["method"])
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": dict(state)})
     # A fused optimizer takes for granted that its state has the memory format of the weights.
-    for weight, moments in optimizer.state.items():
-        for name, value in moments.items():
-            if value.shape == weight.shape:
-                moments[name] = torch.empty_like(weight).copy_(value)
+    state = {
+        int(name): {
+            k: x.to(memory_format=torch.channels_last if x.ndim == 4 else torch.preserve_format)
+            for k, x in values.items()
+        }
+        for name, values in groups.items()
+        if name.isdecimal()
+    }
+    method.load_state_dict(groups["method"])
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
     return RunState(**json.loads(metadata["state"]), best_state=groups["best"])

@@ -18,5 +18,4 @@ def launched() -> Launch:
     """Return what ``torchrun`` says in environment variables; without it, a single process."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return Launch()
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-    return Launch(*(int(os.environ[name]) for name in names))
+    return Launch(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")))

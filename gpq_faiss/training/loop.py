@@ -6,7 +6,7 @@ resumed run takes the same steps as an uninterrupted one, and on the CPU gives t
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import json
 import logging
 import math
@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
 from ..config import Config, TrainingConfig
@@ -31,10 +32,10 @@ from ..methods.registry import Builder
 from ..methods.trainable import TrainableMethod, TrainingBatch, embed_rows
 from ..nn.augment import random_flip_crop
 from ..nn.backbones import MLP
-from ..nn.device import to_input, torch_threads
+from ..nn.device import to_input
 from ..progress import stage
 from ..signals import held_signals
-from .batches import LABELLED, SAMPLE, STEP, UNLABELLED, EpochSampler, hold_out, training_batches
+from .batches import LABELLED, SAMPLE, STEP, UNLABELLED, EpochSampler, hold_out
 from .checkpoint import CHECKPOINT, RunState, load_checkpoint
 from .parallel import Group
 
@@ -88,6 +89,7 @@ class Training:
 
     Attributes:
         config, options, group: settings, how to run it, and the processes.
+        device, steps: the device of this process, and the number of steps.
         reader: of the items.
         labels: those that the training may use.
         labelled, held_out: rows of labelled items to train on, and to validate on.
@@ -100,6 +102,8 @@ class Training:
     config: Config
     options: RunOptions
     group: Group
+    device: torch.device
+    steps: int
     reader: Reader
     labels: Labels
     labelled: NDArray[np.int64]
@@ -108,14 +112,10 @@ class Training:
     method: TrainableMethod
     run: RunState = field(default_factory=RunState)
 
-    def __post_init__(self) -> None:
-        self.device = torch.device(self.options.device)
-        self.steps = count_steps(self.config.training, self.labels.n_classes)
-
     def seed(self, step: int) -> int:
         """Return the seed of the random numbers of a step, which differs between processes."""
-        rng = np.random.default_rng([self.config.training.seed, STEP, step])
-        return int(rng.integers(2**62)) + 2 * self.group.rank
+        seeds = np.random.default_rng([self.config.training.seed, STEP, step])
+        return int(seeds.integers(2**62)) + 2 * self.group.rank
 
     def sample(self, n: int) -> Iterator[Tensor]:
         """Yield blocks with up to n items of the pool in total, always the same."""
@@ -124,52 +124,41 @@ class Training:
         for start in range(0, len(chosen), 500):
             yield to_input(self.reader.fetch(chosen[start : start + 500])[0], self.device)
 
-    def prepare(self) -> None:
-        """Let the method prepare before the first step, then move it to the device."""
-        method, reader, labelled = self.method, self.reader, self.labelled
-        with stage("statistics of the inputs"):
-            method.fit_inputs(reader, np.sort(np.concatenate([labelled, self.pool])))
-        with stage("statistics of the labels"):
-            unlabelled = np.setdiff1d(self.pool, labelled)
-            method.fit_labels(reader, labelled, self.labels.dense(labelled), unlabelled)
-        method.to(self.device)
-        if reader.image_size:
-            # Convolutions are up to twice as fast with channels last on both sides.
-            method.to(memory_format=torch.channels_last)
+    def batches(self) -> Iterator[TrainingBatch]:
+        """Yield the remaining batches, on the device.
 
-    def threads(self) -> contextlib.AbstractContextManager[None]:
-        """Use one thread for small networks.
-
-        Threads wait for each other after every operation, and for long if another process is busy.
+        Raises:
+            DataError: no item of a step is readable, or too many are not.
         """
-        items = self.config.training.batch_labelled + self.config.training.batch_unlabelled
-        small = items * sum(p.numel() for p in self.method.parameters()) < _SMALL_STEP
-        return torch_threads(1) if small else contextlib.nullcontext()
-
-    def batches(self, first: int) -> Iterator[TrainingBatch]:
-        """Yield the batches from step ``first`` on, on the device."""
-        training, method = self.config.training, self.method
-        sharing = self.group.rank, self.group.size
-        labelled = EpochSampler(
-            self.labelled, training.batch_labelled, (training.seed, LABELLED), *sharing
-        )
-        unlabelled = None
-        if training.batch_unlabelled and method.uses_unlabelled:
-            unlabelled = EpochSampler(
-                self.pool, training.batch_unlabelled, (training.seed, UNLABELLED), *sharing
+        config, method, reader = self.config, self.method, self.reader
+        training, sharing = config.training, (self.group.rank, self.group.size)
+        samplers = [
+            EpochSampler(
+                self.labelled, training.batch_labelled, (training.seed, LABELLED), *sharing
             )
-        augment = _augmentation(self.config, self.reader.dataset, method)
+        ]
+        if training.batch_unlabelled and method.uses_unlabelled:
+            samplers.append(
+                EpochSampler(
+                    self.pool, training.batch_unlabelled, (training.seed, UNLABELLED), *sharing
+                )
+            )
+        augment = _augmentation(config, reader.dataset, method)
         # The colour that normalisation maps to 0.
-        colour = method.extractors()[0].input.mean if self.config.method == "gpq-authors" else None
-        steps = range(first, self.steps)
-        drawn = training_batches(self.reader, labelled, unlabelled, steps)
-        for step, (values, rows, unlabelled_rows) in zip(steps, drawn, strict=True):
+        colour = method.extractors()[0].input.mean if config.method == "gpq-authors" else None
+        steps = range(self.run.step, self.steps)
+        # The reader reads ahead of the loop, so it consumes the rows first.
+        ahead, drawn = itertools.tee(
+            np.concatenate([sampler.at(step) for sampler in samplers]) for step in steps
+        )
+        for step, rows, (values, readable) in zip(steps, drawn, reader.stream(ahead), strict=True):
+            n, read = int(readable[: samplers[0].batch].sum()), rows[readable]
             generator = torch.Generator().manual_seed(self.seed(step))
             x = to_input(values, self.device)
             if augment != "none":
                 x = random_flip_crop(x, generator, flip=augment == "flip-crop", colour=colour)
-            y = torch.from_numpy(self.labels.dense(rows)).to(self.device, non_blocking=True)
-            yield TrainingBatch(x, y, step, self.steps, generator, rows, unlabelled_rows)
+            y = torch.from_numpy(self.labels.dense(read[:n])).to(self.device)
+            yield TrainingBatch(x, y, step, self.steps, generator, read[:n], read[n:])
 
     def take_steps(self, optimizer: torch.optim.Optimizer, save: Callable[[], None]) -> None:
         """Take the remaining steps; ``save`` writes the checkpoint.
@@ -184,13 +173,12 @@ class Training:
             held_signals() as interrupted,
             stage("training", self.steps, "step", done=run.step) as training,
         ):
-            self.method.train()
-            batches = self.batches(run.step)
-            while run.step < self.steps:
-                losses = self._step(next(batches), compute, optimizer)
+            for batch in self.batches():
+                losses = self._step(batch, compute, optimizer)
                 run.step, run.seconds = run.step + 1, time.monotonic() - began
-                due = run.step % options.validate_every == 0 or run.step == self.steps
-                if group.main and due:
+                if group.main and (
+                    run.step % options.validate_every == 0 or run.step == self.steps
+                ):
                     self._validate(losses, optimizer.param_groups[0]["lr"])
                 training.advance()
                 stop = any(group.gather(interrupted()))
@@ -209,6 +197,7 @@ class Training:
         rate = learning_rate(self.config, batch.step, batch.steps)
         for group in optimizer.param_groups:
             group["lr"] = rate * group.get("times", 1.0)
+        self.method.train()
         self.method.before_step(batch.step, batch.steps, self.sample)
         optimizer.zero_grad()
         # Dropout uses torch's global generators: seed them for this step.
@@ -242,11 +231,11 @@ class Training:
                     name: value.detach().cpu().clone()
                     for name, value in method.state_dict().items()
                 }
-            method.train()
-        line = {"step": run.step, "seconds": round(run.seconds, 3), "lr": rate}
-        run.lines.append(json.dumps(line | {k: round(value, 6) for k, value in figures.items()}))
-        message = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
-        log.info("step %d of %d  %s", run.step, self.steps, message)
+        rounded = {name: round(value, 6) for name, value in figures.items()}
+        run.lines.append(
+            json.dumps({"step": run.step, "seconds": round(run.seconds, 3), "lr": rate} | rounded)
+        )
+        log.info("step %d of %d  %s", run.step, self.steps, rounded)
 
     def _mean_average_precision(self) -> float:
         """Return the tie-aware mAP of the held-out rows.
@@ -254,10 +243,8 @@ class Training:
         Each is a query against the codes of the others.
         """
         data, coder = (self.method, self.reader, self.held_out, self.device), self.method.coder()
-        vectors, rows = embed_rows(*data)
-        xq, _ = embed_rows(*data, queries=True)
+        (vectors, rows), (xq, _) = embed_rows(*data), embed_rows(*data, queries=True)
         labels, codes = self.labels.take(rows).packed, coder.encode(vectors)
-
         return rank_codes(
             lambda q, c: coder.score(xq[q], c), codes, labels, labels, exclude=np.arange(len(rows))
         ).map
@@ -294,7 +281,7 @@ def fit(
     held_out = hold_out(labels, split.labelled, config.training.validation, config.training.seed)
     labelled = np.setdiff1d(split.labelled, held_out)
     pool = split.unlabelled if len(split.unlabelled) else labelled
-    image_size = 0
+    device, image_size = torch.device(options.device), 0
     if isinstance(dataset, ImageDataset):  # as set, that of the data, or 224 if their sizes differ
         image_size = config.network.image_size or dataset.native_size or 224
     with Reader(dataset, image_size) as reader:
@@ -302,13 +289,34 @@ def fit(
         if group.size == 1 or not image_size:
             reader.preload()
         method = build(config, dataset, image_size, labels.n_classes)
-        task = Training(config, options, group, reader, labels, labelled, held_out, pool, method)
-        task.prepare()
+        with stage("statistics of inputs and labels"):
+            method.fit_inputs(reader, np.sort(np.concatenate([labelled, pool])))
+            unlabelled = np.setdiff1d(pool, labelled)
+            method.fit_labels(reader, labelled, labels.dense(labelled), unlabelled)
+        # Convolutions are up to twice as fast with channels last on both sides.
+        method.to(device).to(memory_format=torch.channels_last)
+        task = Training(
+            config,
+            options,
+            group,
+            device,
+            count_steps(config.training, labels.n_classes),
+            reader,
+            labels,
+            labelled,
+            held_out,
+            pool,
+            method,
+        )
         optimizer, checkpoint = method.optimizer(config), folder / CHECKPOINT
         if options.resume and checkpoint.exists():
             task.run = load_checkpoint(checkpoint, identity, method, optimizer)
             log.info("resumed at step %d of %d", task.run.step, task.steps)
-        with task.threads():
+        # Threads wait for each other after every operation, and for long if another process is
+        # busy: small networks use one.
+        items = config.training.batch_labelled + config.training.batch_unlabelled
+        work = items * sum(weight.numel() for weight in method.parameters())
+        with threadpool_limits(1 if work < _SMALL_STEP else None, user_api="openmp"):
             task.take_steps(
                 optimizer, lambda: task.run.save(checkpoint, identity, method, optimizer)
             )
@@ -327,12 +335,12 @@ def learning_rate(config: Config, step: int, steps: int) -> float:
 
     The schedule ``step`` is the paper's.
     """
-    if config.schedule == "cosine":
-        # Large first steps would destroy what pretrained weights have learnt.
-        warm_up = _WARM_UP * steps if config.network.weights != "none" else 1
-        rate = config.training.learning_rate * min(1.0, (step + 1) / max(1, warm_up))
-        return rate * 0.5 * (1 + math.cos(math.pi * step / steps))
-    return config.training.learning_rate * float(0.95 ** (step // 100))
+    if config.schedule == "step":
+        return config.training.learning_rate * float(0.95 ** (step // 100))
+    # Large first steps would destroy what pretrained weights have learnt.
+    warm_up = _WARM_UP * steps if config.network.weights != "none" else 1
+    rise = min(1.0, (step + 1) / max(1, warm_up))
+    return config.training.learning_rate * rise * 0.5 * (1 + math.cos(math.pi * step / steps))
 
 
 def count_steps(config: TrainingConfig, classes: int) -> int:
@@ -342,12 +350,11 @@ def count_steps(config: TrainingConfig, classes: int) -> int:
 
 def _augmentation(config: Config, dataset: Dataset, method: TrainableMethod) -> str:
     """Return ``flip-crop``, ``crop`` or ``none`` for these data and this method."""
-    if not isinstance(dataset, ImageDataset):
-        return "none"
-    if config.training.augment != "auto":
-        return config.training.augment
+    augment = config.training.augment
     # A perceptron does not recognise a shifted image: it is trained with noise instead
     # (docs/recommended.md#images).
-    if config.network.first_noise and any(isinstance(net, MLP) for net in method.extractors()):
+    noisy = config.network.first_noise and any(isinstance(x, MLP) for x in method.extractors())
+    if not isinstance(dataset, ImageDataset) or (augment == "auto" and noisy):
         return "none"
-    return "flip-crop" if dataset.mirrors else "crop"
+    automatic = "flip-crop" if dataset.mirrors else "crop"
+    return automatic if augment == "auto" else augment

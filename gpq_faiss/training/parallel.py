@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,23 +18,11 @@ from torch import nn
 
 from ..errors import DataError, GpqError, ProcessError, UsageError
 from ..nn.device import resolve_device
-from .launch import launched
-
-# The end of a process is noticed at once, but the others may wait for rank 0 to fit codebooks.
-_TIMEOUT = datetime.timedelta(hours=12)
+from .launch import Launch, launched
 
 
-@dataclass(frozen=True)
-class Group:
-    """The processes of a training, by default one.
-
-    Attributes:
-        rank: rank of this process.
-        size: number of processes.
-    """
-
-    rank: int = 0
-    size: int = 1
+class Group(Launch):
+    """The processes of a training, by default one, as this process sees them."""
 
     @property
     def main(self) -> bool:
@@ -107,17 +94,21 @@ def joined(device: str) -> Iterator[tuple[Group, torch.device]]:
         ProcessError: the other processes cannot be reached, or one of them has ended.
         DeviceError: there is no such device, or there are fewer GPUs than processes.
     """
-    launch, local = launched(), resolve_device(device)
-    if launch.size == 1:
-        yield Group(), local
+    group, local = Group(*launched()), resolve_device(device)
+    if group.size == 1:
+        yield group, local
         return
     if local.type == "cuda":
-        local = resolve_device(f"cuda:{launch.local_rank}")
+        local = resolve_device(f"cuda:{group.local_rank}")
         torch.cuda.set_device(local)
     try:
-        backend = "cpu:gloo,cuda:nccl" if local.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=_TIMEOUT)
-        yield Group(launch.rank, launch.size), local
+        # The end of a process is noticed at once, but the others may wait for rank 0 to fit
+        # codebooks.
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if local.type == "cuda" else "gloo",
+            timeout=datetime.timedelta(hours=12),
+        )
+        yield group, local
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
             raise

@@ -7,6 +7,7 @@ import itertools
 import os
 import resource
 import signal
+import sys
 from unittest import mock
 
 import pytest
@@ -32,7 +33,8 @@ STAGES = {
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_failing_write_is_one_line(folder, stage):
+def test_failing_write_is_one_line(folder, stage, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # it would be cut off
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1200, old[1]))
     try:

@@ -1,18 +1,6 @@
-"""``gpq experiment`` on the command line: methods, run, report, and what it says when something
-cannot be.
-"""
+"""``gpq experiment`` on the command line: run and report."""
 
-import json
-
-from commands import done, gpq, only_line
-
-from gpq_faiss.methods.registry import METHODS
-
-
-def test_methods_are_listed_in_the_order_of_the_tables():
-    listed = json.loads(done("experiment methods --format json"))
-    assert [row["method"] for row in listed] == list(METHODS)
-    assert all(row["what it is"] and row["from"] for row in listed)
+from commands import done
 
 
 def test_runs_are_made_once_and_reported(tmp_path, monkeypatch):
@@ -28,12 +16,3 @@ def test_runs_are_made_once_and_reported(tmp_path, monkeypatch):
     assert "(../plots/pr.png)" in text
     assert (tmp_path / "plots/pr.png").exists()
     assert done("experiment report out").startswith("Table 2: mAP\n")
-
-
-def test_failed_run_does_not_stop_the_others(tmp_path):
-    run = "experiment run table2 digits --labelled 20-per-class --methods itq --seeds 0"
-    # There are no 400 principal components of 64 pixels.
-    result = gpq(f"{run} --bits 24,400 --out {tmp_path}")
-    assert result.exit_code == 1
-    line = only_line(result.stderr.splitlines()[-1])
-    assert "1 of 2 runs failed: itq_400bits_seed0" in line

@@ -117,7 +117,7 @@ def test_evaluate_divides_as_papers_on_hashing_do():
     assert hashing["map"] >= answer(f"{evaluate} 'min(k, relevant)'")["map"]
 
 
-@pytest.mark.parametrize("protocol", ["1 --queries 17-per-class", "2", "transfer", "transfer:0,3"])
+@pytest.mark.parametrize("protocol", ["1 --queries 17-per-class", "2", "transfer"])
 def test_every_protocol_trains_and_evaluates(protocol):
     features, labels = clusters(400)
     np.savez("x.npz", features=features, labels=np.where(np.arange(400) % 4 == 3, 3, labels))

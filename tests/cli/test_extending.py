@@ -10,16 +10,11 @@ import sys
 import tomllib
 from pathlib import Path
 
-import numpy as np
 import pytest
 from commands import done, gpq, only_line, refused
-from sklearn.datasets import dump_svmlight_file
 
-import gpq_faiss
 from gpq_faiss import plugins
-from gpq_faiss.config import preset
 from gpq_faiss.errors import UsageError
-from gpq_faiss.methods.gpq import build_gpq
 from gpq_faiss.methods.registry import make_method
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gpq-faiss-example"
@@ -28,9 +23,6 @@ SHORT = (
     " --set training.batch_labelled=30"
 )
 LINEAR = "--set network.backbone=linear"
-WITH_LOSS = preset("paper").with_settings(
-    {"loss": {"extra": {"compactness": 0.5}}, "network": {"backbone": "linear"}}
-)
 
 
 @pytest.fixture
@@ -65,7 +57,7 @@ def example(install, monkeypatch):
     entry_points = {
         kind.removeprefix("gpq_faiss."): names for kind, names in project["entry-points"].items()
     }
-    assert set(entry_points) == {"methods", "backbones", "losses", "data"}
+    assert set(entry_points) == {"methods", "backbones"}
     monkeypatch.syspath_prepend(str(EXAMPLE))
     return install(project["name"], entry_points)
 
@@ -92,59 +84,22 @@ def test_method_runs_in_experiments_and_evaluations(example, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("name", ["paper", pytest.param("recommended", marks=pytest.mark.slow)])
-def test_backbone_and_loss_are_trained_with(example, tmp_path, monkeypatch, name):
+def test_backbone_is_trained(example, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
-    options = "--set network.backbone=small-cnn --set loss.extra.compactness=0.5"
-    train = f"train digits --labelled 10-per-class --bits 4 --set training.steps=3 {options}"
+    train = "train digits --labelled 10-per-class --bits 4 --set training.steps=3"
+    train += " --set network.backbone=small-cnn"
     done(f"{train} --preset {name} --out model")
     description = json.loads((tmp_path / "model/config.json").read_text())
     assert description["backbone_of"] == "gpq-faiss-example 1.5"
-    assert description["config"]["loss"]["extra"] == {"compactness": 0.5}
     done("encode model digits --out codes.h5")
     uninstall(example)
     message = "has the backbone 'small-cnn' of gpq-faiss-example 1.5, which is not installed"
     assert message in refused("encode model digits --out again.h5")
 
 
-@pytest.mark.usefixtures("example")
-def test_source_of_data_is_read_as_any_other(tmp_path):
-    x, y = np.random.default_rng(0).standard_normal((60, 5)), np.arange(60) % 3
-    dump_svmlight_file(x + 3 * y[:, None], y, str(tmp_path / "a.txt"))
-    data = f"libsvm:{tmp_path}/a.txt"
-    done(f"train {data} --protocol none {SHORT} --out {tmp_path}/model")
-    assert "60 codes" in done(f"encode {tmp_path}/model {data} --out {tmp_path}/codes.h5")
-    missing = refused("train", "libsvm:none.txt", "--out", tmp_path / "x", code=2)
-    assert "the source of data 'libsvm' of gpq-faiss-example 1.5 cannot open 'none.txt'" in missing
-    assert "libsvm:PATH" in refused("train", "nosuch:x", "--out", tmp_path / "x", code=2)
-
-
 CODE = """
-import torch
 from torch import nn
-from gpq_faiss.methods.registry import MethodEntry
 
-class NotScalar(nn.Module):
-    def forward(self, x, y):
-        return x
-
-class Needs(nn.Module):
-    def __init__(self, size):
-        super().__init__()
-
-class Centres(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.centre = nn.Parameter(torch.randn(1))
-
-    def forward(self, x, y):
-        return ((x - self.centre) ** 2).mean()
-
-class Plain:
-    def __init__(self, bits):
-        pass
-
-entry = MethodEntry("x", "x", "unsupervised", "binary", "broken_module", "Plain")
-absent = MethodEntry("x", "x", "unsupervised", "binary", "no_such_module", "X")
 def flat(spec):
     return nn.Identity()
 def fails(*args):
@@ -154,54 +109,26 @@ def nothing(*args):
 """
 
 
-@pytest.mark.parametrize("name", ["paper", "recommended"])
-def test_parameters_of_a_loss_are_trained_and_kept(install, name):
-    install("centres", {"losses": {"centres": "broken_module:Centres"}})
-    settings = {"loss": {"extra": {"centres": 0.5}}, "network": {"backbone": "linear"}}
-    config = preset(name).with_settings(settings)
-    data = gpq_faiss.open_data(np.eye(12, 5, dtype=np.float32) + 1, labels=np.arange(12) % 3)
-    method = build_gpq(config, data, 0, 3)
-    (centre,) = [p for name, p in method.named_parameters() if name.endswith("centre")]
-    trained = [p for group in method.optimizer(config).param_groups for p in group["params"]]
-    assert sum(parameter is centre for parameter in trained) == 1
-    assert [name for name in method.state_dict() if name.endswith("centre")]
-
-
 @pytest.mark.parametrize(
-    ("kind", "name", "entry", "setting", "message"),
+    ("name", "entry", "message"),
     [
-        ("backbones", "vgg", "fails", "network.backbone=vgg", "has a name that is built in"),
-        ("backbones", "mine", "none", "network.backbone=mine", "cannot be loaded .AttributeErr"),
-        ("backbones", "mine", "fails", "network.backbone=mine", "cannot be built .OSError: the"),
-        ("backbones", "mine", "nothing", "network.backbone=mine", "a torch.nn.Module is needed"),
-        ("backbones", "mine", "flat", "network.backbone=mine", "not one vector per item"),
-        ("losses", "entropy", "Needs", "loss.extra.entropy=1", "has a name that is built in"),
-        ("losses", "mine", "Needs", "loss.extra.mine=1", "cannot be made .TypeError"),
-        ("losses", "mine", "nothing", "loss.extra.mine=1", "a class of torch.nn.Module is needed"),
-        ("losses", "mine", "NotScalar", "loss.extra.mine=1", "does not return a scalar tensor"),
-        ("losses", "mine", "Needs", "loss.extra.other=1", "no package has a loss of that name"),
-        ("data", "digits", "fails", "training.seed=0", "has a name that is built in"),
+        ("vgg", "fails", "has a name that is built in"),
+        ("mine", "none", "cannot be loaded .AttributeErr"),
+        ("mine", "fails", "cannot be built .OSError: the"),
+        ("mine", "nothing", "a torch.nn.Module is needed"),
+        ("mine", "flat", "not one vector per item"),
     ],
 )
-def test_unusable_package_is_one_line(install, tmp_path, kind, name, entry, setting, message):
-    install("broken-package", {kind: {name: f"broken_module:{entry}"}})
-    result = gpq(f"train digits {SHORT} --set {setting} --out {tmp_path}/model")
+def test_unusable_backbone_is_one_line(install, tmp_path, name, entry, message):
+    install("broken-package", {"backbones": {name: f"broken_module:{entry}"}})
+    result = gpq(f"train digits {SHORT} --set network.backbone={name} --out {tmp_path}/model")
     assert result.exit_code in (1, 2), repr(result.exception)
     assert re.search(message, only_line(result.stderr))
     assert not (tmp_path / "model").exists()
 
 
-@pytest.mark.parametrize(
-    ("kind", "entry", "message"),
-    [
-        ("data", "fails", "of broken-package 1.5 cannot open 'x' .OSError: the sensor is off"),
-        ("data", "nothing", r"a data set with len\(\) and \[i\] is needed"),
-        ("methods", "fails", "a MethodEntry of gpq_faiss.methods.registry is needed"),
-        ("methods", "entry", "Plain is not a Coder"),
-        ("methods", "absent", "module no_such_module is not installed"),
-    ],
-)
-def test_unusable_source_or_method_is_a_usage_error(install, kind, entry, message):
-    install("broken-package", {kind: {"mine": f"broken_module:{entry}"}})
+def test_unusable_method_is_a_usage_error(install):
+    install("broken-package", {"methods": {"mine": "broken_module:absent"}})
+    message = "'mine' of broken-package 1.5 cannot be loaded .AttributeError"
     with pytest.raises(UsageError, match=message):
-        gpq_faiss.open_data("mine:x") if kind == "data" else make_method("mine", 12)
+        make_method("mine", 12)

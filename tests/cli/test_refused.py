@@ -110,25 +110,6 @@ def test_existing_output_is_kept(folder, stage):
     assert out.name in line
 
 
-@pytest.mark.parametrize("stage", ["encode", "export", "index", "search", "evaluate"])
-def test_only_a_whole_output_replaces_another(folder, stage):
-    (folder / "out.h5").write_bytes(b"precious")
-    (folder / "model/config.json").rename("config.json")
-    with untouched(folder):
-        refused(f"{STAGES[stage]} --overwrite")
-    (folder / "config.json").rename("model/config.json")
-    assert gpq(f"{STAGES[stage]} --overwrite").exit_code == 0
-    assert (folder / "out.h5").read_bytes() != b"precious"
-
-
-def test_overwrite_replaces_model_folders_alone(folder):
-    (folder / "thesis").mkdir()
-    (folder / "thesis/chapter1.txt").write_text("years of work")
-    train = "train features:features.npy --labels labels.npy --preset paper --out thesis"
-    with untouched(folder):
-        assert "is not a model folder" in refused(f"{train} --overwrite")
-
-
 @pytest.mark.parametrize("out", [".", "..", "/", "n" * 300, "features.npy/x"])
 @pytest.mark.parametrize("stage", ["encode", "export", "index", "search", "evaluate"])
 def test_impossible_output_is_one_line(folder, stage, out):

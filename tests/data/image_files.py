@@ -98,6 +98,12 @@ class Items:
         return self.values[i]
 
 
+def class_numbers(dataset: Dataset) -> list[int]:
+    """The class number of each item, -1 without a label."""
+    labels = dataset.require_labels()
+    return np.where(labels.has(), labels.dense().argmax(axis=1), -1).tolist()
+
+
 def label_texts(dataset: Dataset) -> list[str]:
     """The labels of each item, with spaces between them."""
     if dataset.labels is None:

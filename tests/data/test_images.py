@@ -101,7 +101,10 @@ NO_IMAGES = [
     ("nowhere.png", "not found"),
     ([b"no image"], "image 0"),
     (np.zeros((2, 5, 5, 4), np.uint8), "expected"),
-    *[(np.full((5, 5, 3), value), "from 0 to 1") for value in (200.0, np.nan)],
+    *[
+        (np.full((5, 5, 3), value), "expected uint8, or floats from 0 to 1")
+        for value in (200.0, np.nan)
+    ],
     ([np.zeros((5, 5, 3), np.uint8), {"x": 1}], "image 1"),
     (7, "expected"),
 ]

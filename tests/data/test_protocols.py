@@ -13,16 +13,14 @@ from image_files import save
 
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.data.open import open_data
-from gpq_faiss.data.protocols import Split, load_split, make_split, read_rows
+from gpq_faiss.data.protocols import load_split, make_split, read_rows
 from gpq_faiss.data.standard import open_digits
 from gpq_faiss.errors import DataError, GpqError
 
 CIFAR = Labels.from_ids(np.random.default_rng(0).permutation(np.repeat(np.arange(10), 6000)))
 FEW = Labels.from_ids(np.repeat([0, 1], [1000, 12]), ["cat", "dog"])
 NO_FOX = Labels.from_ids(np.repeat([0, 1], 100), ["cat", "dog", "fox"])
-NAMES = ["Balinese-01", "Balinese-02", "Latin-01", "Latin-02", "N_Ko"]
-TYPES = Labels.from_ids(np.arange(100) % 5, NAMES)
-MORE = Labels.from_ids(np.arange(100) % 5, [*NAMES, "Tifinagh-01"])
+TYPES = Labels.from_ids(np.arange(100) % 5)
 ONE = Labels.from_ids(np.zeros(1000, int))
 ROLES = ("query", "labelled", "unlabelled", "database")
 
@@ -31,7 +29,7 @@ def sizes(split):
     return tuple(len(getattr(split, role)) for role in ROLES)
 
 
-def made(n=3000, c=9, seed=0, several=True):
+def random_labels(n=3000, c=9, seed=0, several=True):
     """Classes from rare to common; some items have no label."""
     rng = np.random.default_rng(seed)
     if several:
@@ -40,25 +38,16 @@ def made(n=3000, c=9, seed=0, several=True):
 
 
 def test_cifar_sizes_are_the_papers():
-    protocol1, protocol2, authors = (
-        make_split(CIFAR, protocol) for protocol in ("1", "2", "gpq-authors")
-    )
-    assert sizes(protocol1) == sizes(authors) == (1000, 5000, 54_000, 54_000)
+    protocol1, protocol2 = make_split(CIFAR), make_split(CIFAR, "2")
+    assert sizes(protocol1) == (1000, 5000, 54_000, 54_000)
     assert set(CIFAR.take(protocol1.query).counts()) == {100}
     assert set(CIFAR.take(protocol1.labelled).counts()) == {500}
     assert sizes(protocol2) == (9000, 21_000, 30_000, 30_000)
     assert sorted(CIFAR.take(protocol2.query).counts()) == [0] * 7 + [3000] * 3
     assert sorted(CIFAR.take(protocol2.labelled).counts()) == [0] * 3 + [3000] * 7
-    for c in range(10):
-        rows = np.flatnonzero(CIFAR.class_ids() == c)
-        assert np.isin(rows[::60], authors.query).all()
-        assert np.isin(np.delete(rows, slice(None, None, 60))[:500], authors.labelled).all()
 
 
-REFUSALS = (
-    "too few|no labelled item|lower it|lower --labelled"
-    "|two classes|no class is called|of the classes"
-)
+REFUSALS = "too few|no labelled item|lower it"
 
 
 @settings(max_examples=150, deadline=None)
@@ -67,14 +56,12 @@ REFUSALS = (
     c=st.integers(2, 9),
     several=st.booleans(),
     seed=st.integers(0, 5),
-    protocol=st.sampled_from(
-        ["1", "2", "none", *["transfer" + x for x in ("", ":0,1", ":[2-9]", ":1")]]
-    ),
+    protocol=st.sampled_from(["1", "2", "transfer", "none"]),
     spec=st.sampled_from([None, "all", "1-per-class", "0.1", "1.0"]),
 )
 def test_roles(n, c, several, seed, protocol, spec):
     """Disjoint and complete; transfer item by item, from the labels as plain sets."""
-    labels = made(n, c, seed, several)
+    labels = random_labels(n, c, seed, several)
     try:
         split = make_split(labels, protocol, seed=seed, labelled=spec)
     except GpqError as error:
@@ -94,20 +81,17 @@ def test_roles(n, c, several, seed, protocol, spec):
     np.testing.assert_array_equal(
         scrambled.packed, view.packed, "the training sees no hidden label"
     )
-    if not protocol.startswith("transfer"):
+    if protocol != "transfer":
         assert database <= unlabelled
         assert query | labelled | unlabelled == set(range(n))
         assert protocol == "2" or database == unlabelled & with_labels
         return
     classes = [set(np.flatnonzero(row)) for row in labels.dense(dtype=bool)]
     present, seen_classes = set().union(*classes), set(split.seen_classes or ())
-    hidden, unseen = present - seen_classes, protocol.partition(":")[2]
+    hidden = present - seen_classes
     assert set() < seen_classes < present
     assert view.class_names == tuple(labels.class_names[k] for k in sorted(seen_classes))
-    if unseen:
-        assert hidden == {k for k in present if re.fullmatch(unseen.replace(",", "|"), str(k))}
-    else:
-        assert len(hidden) == min(len(present) - 1, int(np.ceil(0.25 * len(present) - 1e-6)))
+    assert len(hidden) == min(len(present) - 1, int(np.ceil(0.25 * len(present) - 1e-6)))
     for i, of_item in enumerate(classes):
         if not of_item:
             assert i not in query | database | labelled | unlabelled, "it may be of an unseen class"
@@ -147,11 +131,11 @@ def test_files_of_labelled_items_and_of_queries(tmp_path):
 @pytest.mark.parametrize(
     ("data", "protocol", "options", "message"),
     [
-        *[(ONE, "1", {"labelled": x}, "write N-per-class") for x in ("500", "0-per-class", "200%")],
         *[
-            (ONE, x, {}, f"no protocol '{x}'")
-            for x in ("3", "transfer:", "transfer: ,", "1:0.5", "none:x")
+            (ONE, "1", {"labelled": x}, "write N-per-class")
+            for x in ("500", "0-per-class", "200%", 0.0)
         ],
+        (ONE, "3", {}, "protocol 3, .*: the protocols are 1, 2, transfer, none"),
         (ONE, "1", {"seed": -1}, "seed -1: .* not negative"),
         (
             FEW,
@@ -167,7 +151,7 @@ def test_files_of_labelled_items_and_of_queries(tmp_path):
         ),
         (FEW, "1", {"queries": 0}, "--queries 0-per-class: write N-per-class"),
         (open_digits(), "1", {"labelled": "5000-per-class"}, "digits: class"),
-        (Labels.from_ids([0, 1, 1]), "1", {}, "too few to set queries apart"),
+        (Labels.from_ids([0, 1, 1]), "1", {}, "3 items of 2 classes are too few for queries"),
         (open_data(np.ones((9, 2))), "1", {}, "^array: no item has a label"),
         (NO_FOX, "1", {}, "no labelled item for class 'fox'"),
         (
@@ -176,23 +160,8 @@ def test_files_of_labelled_items_and_of_queries(tmp_path):
             {},
             "for class '0' of 0 items: .*number classes 0, 1, 2",
         ),
-        (ONE, "2", {}, "two classes"),
-        (Labels.from_ids([0, 1]), "transfer", {}, "too few for protocol transfer"),
-        (
-            TYPES,
-            "transfer:balinese-*",
-            {},
-            r"some named and some not; the classes are Bali.*N_Ko$",
-        ),
-        (TYPES, "transfer:*", {}, "some not"),
-        (MORE, "transfer:Tifinagh-01", {}, "two classes with items are needed"),
-        (CIFAR, "gpq-authors", {"labelled": "x.npy"}, "N-per-class"),
-        (
-            ONE,
-            "gpq-authors",
-            {"labelled": "1000-per-class"},
-            "class '0' has 1,000 items, 983 can be drawn",
-        ),
+        (ONE, "2", {}, "1,000 items of 1 classes are too few for queries of protocol 2"),
+        (Labels.from_ids([0, 1]), "transfer", {}, "too few for queries of protocol transfer"),
     ],
 )
 def test_what_cannot_be_split(data, protocol, options, message):
@@ -200,7 +169,9 @@ def test_what_cannot_be_split(data, protocol, options, message):
         make_split(data, protocol, **options)
 
 
-@pytest.mark.parametrize("split", [make_split(CIFAR, seed=5), make_split(made(), "2", seed=2)])
+@pytest.mark.parametrize(
+    "split", [make_split(CIFAR, seed=5), make_split(random_labels(), "2", seed=2)]
+)
 def test_a_split_travels_as_a_file(tmp_path, split):
     split.save(tmp_path / "split.json")
     loaded = load_split(tmp_path / "split.json")
@@ -210,23 +181,7 @@ def test_a_split_travels_as_a_file(tmp_path, split):
         np.testing.assert_array_equal(getattr(loaded, role), getattr(split, role))
 
 
-@pytest.mark.parametrize(
-    "roles",
-    [
-        ("query", "labelled"),
-        ("labelled", "database"),
-        ("query", "unlabelled"),
-        ("query", "database"),
-    ],
-)
-def test_overlap_is_refused(roles):
-    with pytest.raises(DataError, match="split x: an item has roles that exclude each other"):
-        Split.of(3, "x", 0, **{role: [1] for role in roles})
-
-
-@pytest.mark.parametrize(
-    "change", [{"hash": "0" * 16}, {"seed": "x"}, {"roles": "AAAA"}, {"roles": "eJxjYWFhAQAAPgAe"}]
-)
+@pytest.mark.parametrize("change", [{"seed": "x"}, {"roles": "AAAA"}, {"seen_classes": 3}])
 def test_a_damaged_split_is_refused(tmp_path, change):
     path = tmp_path / "split.json"
     make_split(TYPES).save(path)
@@ -250,17 +205,9 @@ def test_wrong_files_of_ids_are_refused(tmp_path, name, content, message):
         read_rows(file, np.arange(4), "--labelled", np.ones(4, dtype=bool))
 
 
-@pytest.mark.parametrize(
-    ("spec", "seen_classes"),
-    [("Balinese-*", (2, 3, 4)), ("Latin-?1, N_Ko,", (0, 1, 3)), ("[BL]*", (4,))],
-)
-def test_unseen_classes_have_names(spec, seen_classes):
-    assert make_split(TYPES, f"transfer:{spec}").seen_classes == seen_classes
-
-
 def test_transfer_and_protocol2_share_queries():
     assert sizes(make_split(CIFAR, "transfer", seed=3)) == (9000, 42_000, 0, 9000)
-    for labels in (CIFAR, made()):
+    for labels in (CIFAR, random_labels()):
         transfer, protocol2 = (
             make_split(labels, protocol, seed=3) for protocol in ("transfer", "2")
         )

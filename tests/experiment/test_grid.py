@@ -87,7 +87,7 @@ def test_errors_in_a_grid_name_its_file(tmp_path, text, message):
         ({"seeds": [True]}, r"seeds\.0 = True: input should be a valid integer"),
         ({"kind": "pie"}, "kind = 'pie': input should be 'table', 'ablation'"),
         ({"protocol": "none"}, "protocol 'none'"),
-        ({"protocol": "3"}, "no protocol '3': choose one of 1, 2, transfer"),
+        ({"protocol": "3"}, "protocol '3': an experiment needs queries: take 1, 2 or transfer"),
         ({"config": {"loss": {"lambda9": 1}}}, "setting 'loss.lambda9' is unknown"),
         ({"config": {"loss": {"lambda1": float("nan")}}}, "lambda1"),
         ({"config": {"training": {"seed": 3}}}, "follow from the grid's preset, seeds"),
@@ -147,7 +147,7 @@ def test_identities_differ_with_anything_that_matters(monkeypatch):
             {"methods": ["pq"]},
         ),
         *({"labelled": "10-per-class"}, {"queries": "5-per-class"}, {"preset": "recommended"}),
-        *({"protocol": protocol} for protocol in ("2", "transfer", "transfer:8,9")),
+        *({"protocol": protocol} for protocol in ("2", "transfer")),
         {"config": {"training": {"steps": 21}}},
     ]
     identities = [identity(**change) for change in changes]

@@ -5,24 +5,15 @@ import shutil
 
 import numpy as np
 import pytest
-from experiment.experiments import DIGITS, ONE, SHORT, SMALL, complete, small_grid
+from experiment.experiments import ONE, SHORT, SMALL, complete
 
 from gpq_faiss.errors import DataError, GpqError, OutputExistsError
-from gpq_faiss.experiment.grid import plan
 from gpq_faiss.experiment.pictures import draw_experiment
-from gpq_faiss.experiment.report import read_experiment, report_experiment
-from gpq_faiss.experiment.runs import begin, read_run
+from gpq_faiss.experiment.report import report_experiment
+from gpq_faiss.experiment.runs import read_run
 
 SHORT_GPQ = {"methods": ["gpq"], "bits": [12], "seeds": [0], "config": SHORT}
 PAGES = ["text", "markdown", "latex"]
-
-
-def missing_after_request(folder, **changes):
-    """Return what is missing after a call that is cut off before its first run."""
-    grid = small_grid(**changes)
-    specs, left_out = plan(grid, DIGITS)
-    begin(folder, grid, DIGITS, specs, left_out)
-    return read_experiment(folder).missing()
 
 
 def tables(folder):
@@ -67,11 +58,11 @@ def test_notes_state_data_budget_convention_and_machine(finished):
     assert "missing" not in text
 
 
-@pytest.mark.parametrize("form", [*PAGES, "csv"])
-def test_every_form_has_steps_if_they_differ(tmp_path, form):
+def test_every_form_has_steps_if_they_differ(tmp_path):
     variation = [{}, {"name": "longer", "config": {"training": {"steps": 3}}}]
     complete(tmp_path, **SHORT_GPQ, variation=variation)
-    assert "steps" in report_experiment(tmp_path, form, table="map").split("longer")[0]
+    for form in (*PAGES, "csv"):
+        assert "steps" in report_experiment(tmp_path, form, table="map").split("longer")[0]
 
 
 # Missing runs -------------------------------------------------------------------------------------
@@ -88,17 +79,6 @@ def test_every_form_says_how_many_runs_are_missing(finished, tmp_path, caplog):
     report_experiment(folder, "csv")
     assert "3 of 14 runs are missing, or are of other settings" in caplog.text
     assert "pq_12bits_seed1" in report_experiment(folder)
-
-
-def test_requested_runs_without_a_file_are_missing(tmp_path):
-    """The files alone could not tell of a seed and a method that no call came to."""
-    complete(tmp_path, **ONE)
-    assert read_experiment(tmp_path).missing() == []
-    grid = ONE | {"methods": ["pq", "itq"], "seeds": [0, 1]}
-    expected = {"pq_12bits_seed1", "itq_12bits_seed0", "itq_12bits_seed1"}
-    assert set(missing_after_request(tmp_path, **grid)) == expected
-    complete(tmp_path, **ONE)  # a call of fewer runs forgets none
-    assert len(read_experiment(tmp_path).missing()) == 3
 
 
 @pytest.mark.parametrize("key", ["grid", "planned", "experiment_format"])
@@ -158,24 +138,9 @@ def test_heat_maps_leave_missing_cells_empty(tmp_path):
     assert draw(tmp_path, "sensitivity", tmp_path).keys() == {"sensitivity-gpq-12.png"}
 
 
-def test_heat_maps_need_runs_that_differ_in_weights_alone(tmp_path):
-    complete(tmp_path, **ONE)
-    with pytest.raises(DataError, match="a heat map shows runs of GPQ that differ in"):
-        draw(tmp_path, "sensitivity", tmp_path)
-
-
 @pytest.mark.parametrize("kind", ["voronoi", "tsne"])
 def test_vectors_become_points(tmp_path, kind):
     flat = {"training": SMALL | {"steps": 3}, "quantizer": {"subdim": 2}}
     complete(tmp_path, **ONE | {"methods": ["gpq"], "config": flat, "vectors": 40})
     drawn = draw(tmp_path, kind, tmp_path)
     assert "40 items of the database" in drawn[f"{kind}.png"]
-
-
-def test_figures_of_vectors_need_them(finished, tmp_path):
-    complete(tmp_path, **ONE)
-    with pytest.raises(DataError, match="keeps vectors: run it again with vectors = 2000"):
-        draw(tmp_path, "tsne", tmp_path)
-    folder = shutil.copytree(finished, tmp_path / "wide")
-    with pytest.raises(DataError, match="codewords of 12 dimensions cannot be drawn"):
-        draw(folder, "voronoi", tmp_path / "out")

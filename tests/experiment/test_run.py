@@ -3,9 +3,7 @@ file."""
 
 import dataclasses
 import shutil
-from concurrent.futures.process import BrokenProcessPool
 
-import h5py
 import numpy as np
 import pytest
 from experiment.experiments import DIGITS, ONE, PQ, WHOLE, assert_same, complete, small_grid
@@ -60,13 +58,6 @@ def test_top_rows_equal_a_stable_sort(k):
 # Finished and damaged runs ------------------------------------------------------------------------
 
 
-def test_finished_runs_are_skipped(finished):
-    times = {path: path.stat().st_mtime_ns for path in finished.glob("*.h5")}
-    summary = complete(finished, **WHOLE)
-    assert (summary.completed, summary.existing) == (0, 14)
-    assert {path: path.stat().st_mtime_ns for path in finished.glob("*.h5")} == times
-
-
 def test_changed_and_overwritten_runs_are_repeated(tmp_path):
     for changes, overwrite in (
         ({}, False),
@@ -87,22 +78,6 @@ def test_a_damaged_file_is_an_error_and_repeated(finished, tmp_path, size):
         read_run(path)
     assert complete(folder, **WHOLE).completed == 1
     assert_same(path, finished / path.name)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "wrong"),
-    [
-        ("format_version", 99, "format_version"),
-        ("neighbour_recall", '{"nn10_at_100": "much"}', "neighbour_recall"),
-        ("settings", "[" * 100_000, "settings"),
-    ],
-)
-def test_a_wrong_attribute_is_named(finished, tmp_path, name, value, wrong):
-    path = shutil.copy(finished / "pq_12bits_seed0.h5", tmp_path)
-    with h5py.File(path, "r+") as file:
-        file.attrs[name] = value
-    with pytest.raises(DataError, match=f"is not a run .* damaged .'{wrong}"):
-        read_run(path)
 
 
 @pytest.mark.parametrize(
@@ -175,15 +150,6 @@ def test_an_interrupted_training_resumes_to_the_same_file(finished, tmp_path, mo
     assert list(tmp_path.glob(".partial/*/checkpoint.safetensors"))
     assert complete(tmp_path, **grid).completed == 1
     assert_same(tmp_path / "gpq_12bits_seed0.h5", finished / "gpq_12bits_seed0.h5")
-
-
-def test_a_killed_process_is_an_error(tmp_path, monkeypatch):
-    def killed(*args):
-        raise BrokenProcessPool
-
-    monkeypatch.setattr(running, "complete_run", killed)
-    with pytest.raises(DataError, match="a process was killed"):
-        complete(tmp_path, **ONE)
 
 
 def test_foreign_folders_are_refused(tmp_path):

@@ -108,21 +108,6 @@ def test_ivf_export_finds_what_flat_finds(ivf):
     assert np.array_equal(ids[apart], exact_ids[apart])
 
 
-def test_ivf_export_has_ranges_and_selectors(ivf):
-    exact = score_codes(XQ, CODES, Z)
-    lims, _, _ = ivf.range_search(XQ, 1.0)
-    assert np.array_equal(np.diff(lims), (exact > 1.0).sum(axis=1))
-    allowed = faiss.SearchParametersIVF(sel=faiss.IDSelectorBatch(IDS[:50]), nprobe=16)
-    assert np.isin(ivf.search(XQ, 50, params=allowed)[1], IDS[:50]).all()
-
-
-def test_ivf_export_reconstructs_and_removes(ivf):
-    ivf.set_direct_map_type(faiss.DirectMap.Hashtable)
-    assert np.allclose(ivf.reconstruct(int(IDS[3])), decode(CODES[3:4], Z)[0])
-    assert ivf.remove_ids(faiss.IDSelectorArray(IDS[:50])) == 50
-    assert not np.isin(ivf.search(XQ, 20)[1], IDS[:50]).any()
-
-
 @pytest.mark.parametrize(
     ("kind", "shape", "message"),
     [

@@ -3,29 +3,20 @@
 The same code runs on the CPU (asked for by name) and, marked ``gpu``, on a GPU.
 """
 
-import json
-import sys
-
 import faiss
-import gpu as benchmark
 import numpy as np
 import pytest
 import torch
-from common import run_main
 from gpu_helpers import KERNEL, NO_GPU, ON_GPU, items, on_devices, placed
 from hypothesis import given
 from hypothesis import strategies as st
-from index_factory import books, padded_best, random_codes, same, score_codes
-from index_factory import queries as random_queries
+from index_factory import books, padded_best, same, score_codes
 from index_factory import within as brute_range
-from model_factory import make_model
 
-from gpq_faiss import Index, open_encoder, search
+from gpq_faiss import Index
 from gpq_faiss.codes.codebooks import inject, pad_vectors
 from gpq_faiss.codes.scores import score_tables
 from gpq_faiss.errors import DataError, DeviceError, UsageError
-from gpq_faiss.faissio.files import write_index
-from gpq_faiss.faissio.model import read_model
 from gpq_faiss.gpu import index as device_index
 from gpq_faiss.gpu.faiss_form import CODE_SIZES, to_faiss_gpu, zero_lists
 from gpq_faiss.gpu.index import DeviceIndex, to_gpu
@@ -54,9 +45,7 @@ def within(data, mask, min_score):
 @on_devices
 @given(
     seed=st.integers(0, 99),
-    shape=st.sampled_from(
-        [*((M, 16) for M in (1, 3, 6, 8, 12)), (4, 4), (5, 8), (3, 32), (2, 64), (50, 256)]
-    ),
+    shape=st.sampled_from([*((M, 16) for M in (1, 3, 6, 12)), (4, 4), (3, 32), (50, 256)]),
     n=st.integers(3, 1200) | st.sampled_from([2000, 3000, 5000, 20_000]),
     distinct=st.sampled_from([None, 1, 40, 3000]),
     memory=st.sampled_from([1 << 20, 1 << 26]),
@@ -107,9 +96,7 @@ def test_lists_that_cannot_hold_a_result_are_not_read(target, monkeypatch):
 
 
 @pytest.mark.skipif(torch.version.cuda is None, reason="torch without CUDA")
-@pytest.mark.parametrize(
-    ("M", "K", "d"), [(12, 16, 18), (3, 4, 12), (32, 16, 12), (16, 256, 4), (50, 256, 12)]
-)
+@pytest.mark.parametrize(("M", "K", "d"), [(12, 16, 18), (50, 256, 12)])
 def test_torch_compiles_the_kernel(M, K, d):
     """Without a GPU, for one; within 48 KiB of shared memory."""
     nvrtc = pytest.importorskip("torch.cuda._utils")._nvrtc_compile
@@ -121,7 +108,7 @@ def test_torch_compiles_the_kernel(M, K, d):
 
 @on_devices
 def test_tensors_in_tensors_out(target):
-    codes, Z, ids, xq = items(3, 8, distinct=200)
+    codes, Z, ids, xq = items(3, 6, distinct=200)
     index = Index.build(codes, Z, ids)
     exact, queries = to_gpu(index.to_faiss("fused"), target), torch.from_numpy(xq).to(target)
     D, result_ids = exact.search(queries, 30)
@@ -143,12 +130,10 @@ def test_tensors_in_tensors_out(target):
         assert same(results, within(data, mask, 1.0))
 
 
-@pytest.mark.parametrize(
-    ("memory", "k"), [(1 << 17, 1), (1 << 18, 1500), (1 << 20, 100), (1 << 23, 1500)]
-)
+@pytest.mark.parametrize(("memory", "k"), [(1 << 17, 1), (1 << 18, 1500), (1 << 20, 100)])
 @pytest.mark.parametrize("device", [KERNEL])
 def test_memory_bounds_the_blocks(target, memory, k, monkeypatch):
-    codes, Z, ids, xq = items(14, 6, n=5000, queries=100)
+    codes, Z, ids, xq = items(14, 6, n=3000, queries=100)
     source = Index.build(codes, Z, ids)
     block_sizes = []
     real = DeviceIndex._best
@@ -159,7 +144,7 @@ def test_memory_bounds_the_blocks(target, memory, k, monkeypatch):
         return real(self, queries, block, k)
 
     monkeypatch.setattr(DeviceIndex, "_best", watched)
-    allowed = np.random.default_rng(0).random(5000) < 0.4
+    allowed = np.random.default_rng(0).random(3000) < 0.4
     index = to_gpu(source, target, memory=memory)
     for allow in (None, ids[allowed]):
         block_sizes.clear()
@@ -167,16 +152,6 @@ def test_memory_bounds_the_blocks(target, memory, k, monkeypatch):
         assert sum(block_sizes) == 100
         limit = memory // (2 * k * device_index._RESULT)
         assert max(block_sizes) == min(100, max(1, limit))
-
-
-@on_devices
-def test_an_index_on_a_device_is_a_snapshot(target):
-    codes, Z, _, xq = items(10, 6, n=300)
-    ids = np.arange(300, dtype=np.int64) * 3
-    data = codes.copy(), Z, ids.copy(), xq
-    index = to_gpu(Index.build(codes, Z, ids), target)
-    codes[:], ids[:] = 0, 7
-    assert same(index.search(xq, 30), ranking(data, np.ones(300, bool), 30))
 
 
 @on_devices
@@ -272,24 +247,6 @@ def test_memory_is_kept_on_a_gpu(k):
     )
 
 
-@pytest.mark.parametrize(
-    "options", [pytest.param(o, marks=ON_GPU) for o in ({"k": 3000}, {"min_score": 2.5})]
-)
-def test_stage_on_a_gpu_finds_what_the_cpu_finds(tmp_path, options):
-    model = make_model(tmp_path / "model", M=6)
-    codes = random_codes(6000, 6, distinct=3000)
-    header = read_model(model)
-    index = write_index(Index.build(codes, header.codebooks).to_faiss(), tmp_path / "x.faiss")
-    np.save(tmp_path / "queries.npy", random_queries(12, 20))
-    results = [
-        search(open_encoder(model, device), index, str(tmp_path / "queries.npy"), **options)
-        for device in ("cuda", "cpu")
-    ]
-    assert results[0].description.endswith("on cuda:0")
-    assert np.array_equal(results[0].ids, results[1].ids)
-    assert np.allclose(results[0].scores, results[1].scores, atol=1e-5)
-
-
 def test_l2_is_refused_on_a_device():
     index = Index.build(items(0, 3)[0], books(3), metric_type=faiss.METRIC_L2)
     with pytest.raises(UsageError, match="of the metric L2 is searched on the CPU"):
@@ -363,33 +320,3 @@ def test_queries_of_large_batches_are_scored_by_their_own_tables(M):
         D, result_ids = index.search(pad_vectors(xq, index.d), k)
         assert np.abs(D - expected[:, :k]).max() < 1e-4
         assert np.abs(np.take_along_axis(scores, result_ids, axis=1) - D).max() < 1e-4
-
-
-@NO_GPU
-def test_the_benchmark_runs_from_end_to_end(tmp_path, monkeypatch, capsys):
-    """Rehearsed at a small size; and without a GPU it says so in one line."""
-    out = tmp_path / "gpu.json"
-
-    def run(*options):
-        small = "--codes random --items 1500 --batches 1,3 -k 5"
-        monkeypatch.setattr(sys, "argv", ["gpu.py", *small.split(), "--out", str(out), *options])
-        try:
-            run_main(benchmark.main)
-        except SystemExit as end:
-            return int(end.code or 0), capsys.readouterr().err
-        return 0, capsys.readouterr().err
-
-    code, stderr = run()
-    assert code == 1
-    assert stderr.count("\n") == 1
-    assert stderr.startswith("error: device 'cuda:0' was requested, but torch sees no GPU")
-    assert not out.exists()
-    code, stderr = run("--device", "cpu")
-    assert code == 0, stderr
-    result = json.loads(out.read_text())
-    assert result["rehearsal"] is True
-    assert "these figures mean nothing" in out.with_suffix(".md").read_text()
-    group = result["groups"]["random/48/1500"]
-    assert [row["search"] for row in group["rows"]] == ["exact, GPU", "Faiss, GPU", "exact, CPU"]
-    assert all(row["batch 1"] > 0 and row["batch 3"] > 0 for row in group["rows"])
-    assert group["equals_cpu"] is True

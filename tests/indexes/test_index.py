@@ -275,10 +275,3 @@ def test_merging_refuses_other_codebooks_and_equal_ids():
         INDEX.merge(Index.build(CODES, books(6, seed=1)))
     with pytest.raises(DataError, match="merged indexes: id 0 occurs more than once"):
         INDEX.merge(INDEX)
-
-
-def test_removing_everything_leaves_nothing_to_search():
-    empty = INDEX.remove_ids(range(300))
-    assert (empty.ntotal, empty.ids.tolist()) == (0, [])
-    with pytest.raises(UsageError, match="an index of 0 items"):
-        empty.search(XQ, 1)

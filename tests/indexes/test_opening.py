@@ -1,11 +1,10 @@
 """Opening an index: its names belong to it, and the changes of a service are applied."""
 
 import shutil
-import time
 
 import numpy as np
 import pytest
-from index_factory import books, make_model, make_rows, random_codes, random_ids
+from index_factory import books, make_model, make_rows, random_codes
 
 from gpq_faiss import index, open_index
 from gpq_faiss.errors import DataError
@@ -165,16 +164,3 @@ def test_index_without_any_item_is_one_line(folder):
     change(path, dict.fromkeys(IDS.tolist(), REMOVE))
     with pytest.raises(DataError, match="all items were removed: index the codes again"):
         open_index(path)
-
-
-# Mapped lists -------------------------------------------------------------------------------------
-
-
-def test_lists_open_at_once(folder):
-    n = 300_000
-    make_rows(folder / "many.h5", random_codes(n, M), random_ids(n), Z)
-    path = built(folder, "index.lists", "many.h5")
-    open_index(path)
-    start = time.perf_counter()
-    assert open_index(path).ntotal == n
-    assert time.perf_counter() - start < 0.1

@@ -179,6 +179,7 @@ def ninh_terms(method, batch):
 
 
 def dqn_terms(method, batch):
+    method.fit_labels(None, batch.rows, None, None)
     assert parts_of(method, batch)["quantisation"] == 0  # until they are fitted
     method.fitted.fill_(True)
     error = error_of(method(batch.x[:12]).numpy(), method.codewords.numpy()) / 48
@@ -297,7 +298,7 @@ def test_walks_from_near_anchors_have_the_probabilities_of_the_graph():
     Z = np.zeros((len(sample), 8))
     np.put_along_axis(Z, *(t.numpy() for t in graph.joined(sample)), axis=1)
     np.testing.assert_allclose(graph.steps.numpy(), (Z / Z.sum(0)).T @ Z, atol=1e-5)
-    walks = graph.walk(x[:1].expand(20_000, -1), 2, drawn())
+    walks = graph.walk(x[:1].expand(20_000, -1), drawn())
     first = torch.zeros(8).scatter_(0, near[0], weight[0])
     expected = (first + first @ graph.steps) / 2  # one visit or two, equally often
     result = torch.bincount(walks, minlength=8) / 20_000

@@ -133,15 +133,13 @@ def test_many_classes_take_sums_of_logits_and_few_of_probabilities(monkeypatch):
     monkeypatch.setattr(module, "_TABLE_STEPS", 10)
     monkeypatch.setattr(module, "_ITERATIONS", 2)
     small_set, p = posteriors(300, 4, 3.0), posteriors(300, 50)
-    assert not fit_class_codebooks(small_set, small_set, 3, 16, seed=0).by_logits
+    assert not len(fit_class_codebooks(small_set, small_set, 3, 16, seed=0).logits)
     large = fit_class_codebooks(p, p, 2, 16, seed=0)
-    assert large.by_logits
+    assert len(large.logits) == 2
     assert not torch.equal(large.tables, large.logits)
     sample = posteriors(300, 40, 3.0)  # five codebooks have two codewords for each class
-    assert [fit_class_codebooks(sample, sample, A, 16, seed=0).by_logits for A in (4, 5)] == [
-        True,
-        False,
-    ]
+    fitted = [fit_class_codebooks(sample, sample, A, 16, seed=0) for A in (4, 5)]
+    assert [len(codebooks.logits) for codebooks in fitted] == [4, 0]
     targets = torch.cat([posteriors(50, 50, seed=3), torch.eye(50)])
     alone = torch.cat([large.assign(t.unsqueeze(0)) for t in targets])
     assert torch.equal(large.assign(targets), alone), "codes do not depend on the batch"

@@ -19,7 +19,7 @@ from gpq_faiss.serve.service import Service
 
 DIGITS = digits()
 IDS = np.arange(len(DIGITS))
-CLASSES = DIGITS.labels.class_ids()
+CLASSES = DIGITS.labels.dense().argmax(axis=1)
 VECTOR = [1.0] * 72
 JSON = {"content-type": "application/json"}
 
@@ -411,4 +411,9 @@ def test_every_answer_forbids_content_from_other_sites(served, path):
 def test_the_requests_are_described_for_programs(served):
     route = served.client.get("/openapi.json").json()["paths"]["/search"]["post"]
     assert {*route["requestBody"]["content"]} == {"application/json", "multipart/form-data"}
-    assert "swagger" in served.client.get("/docs").text
+
+
+def test_the_page_of_requests_names_what_it_loads(served):
+    text = served.client.get("/docs").text
+    assert '<div id="swagger-ui">Swagger UI is loaded from cdn.jsdelivr.net' in text
+    assert "url: 'openapi.json'" in text.replace('"', "'")

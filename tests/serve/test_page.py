@@ -18,7 +18,7 @@ playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 
 DIGITS = digits()
-CLASSES = DIGITS.labels.class_ids()
+CLASSES = DIGITS.labels.dense().argmax(axis=1)
 
 
 @pytest.fixture(scope="module")

@@ -4,14 +4,12 @@ import json
 import shutil
 
 import numpy as np
-import pandas as pd
 import pytest
 from model_factory import digits
 
-from gpq_faiss import Convention, encode, evaluate, open_data, train
+from gpq_faiss import encode, evaluate, open_data, train
 from gpq_faiss.config import preset
 from gpq_faiss.errors import DataError, GpqError, MismatchError
-from gpq_faiss.stages.evaluate import model_name
 
 
 def few_steps(name, codebooks=3):
@@ -98,31 +96,6 @@ def test_codes_without_labels_are_refused(shop, tmp_path, labels):
     queries = open_data(shop.data, labels=shop.labels)
     with pytest.raises(DataError, match="no item has a label"):
         evaluate(shop.model, queries, codes=codes)
-
-
-@pytest.mark.parametrize(
-    ("description", "name"),
-    [
-        ({"method": "posterior", "config": {"preset": "recommended"}}, "posterior"),
-        ({"method": "gpq", "config": {"preset": "recommended"}}, "gpq (recommended)"),
-        ({"config": {}}, "gpq (paper)"),
-    ],
-)
-def test_model_is_named_by_method_and_preset(description, name):
-    assert model_name(description) == name
-
-
-def test_trec_files_have_the_precision_of_the_evaluation(models, tmp_path):
-    result = evaluate(models / "ours", digits(), ks=(10,), convention=Convention(ties="id"))
-    paths = result.run.write(tmp_path / "run.trec", k=10)
-    assert [path.name for path in paths] == ["run.trec", "run.qrels"]
-    columns = ["query", "q0", "id", "rank", "score", "tag"]
-    run = pd.read_csv(paths[0], sep=" ", names=columns)
-    qrels = pd.read_csv(paths[1], sep=" ", names=["query", "q0", "id", "relevance"])
-    assert run.groupby("query")["rank"].apply(list).tolist() == [list(range(1, 11))] * 100
-    assert (run.groupby("query")["score"].diff().dropna() <= 0).all()
-    hits = run.merge(qrels, on=["query", "id"], how="left")["relevance"].fillna(0)
-    assert hits.mean() == pytest.approx(result.ranking.precision[10], abs=0.02)
 
 
 def test_trec_files_are_read_by_ir_measures(models, tmp_path):

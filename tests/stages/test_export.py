@@ -1,7 +1,6 @@
 """Codebooks and codes for other tools: each file is loaded by its tool, and ranks alike."""
 
 import json
-import logging
 from pathlib import Path
 
 import faiss
@@ -13,7 +12,7 @@ from index_factory import books, make_model, make_rows, queries, random_codes, s
 from gpq_faiss import RowReader, export, export_faiss, index, open_index
 from gpq_faiss.codes.codebooks import pad_vectors
 from gpq_faiss.codes.encode import encode
-from gpq_faiss.errors import DataError, MismatchError, UsageError
+from gpq_faiss.errors import DataError, MismatchError
 from gpq_faiss.faissio.model import read_model
 from gpq_faiss.store.hdf5 import as_texts
 
@@ -92,24 +91,6 @@ def test_kind_of_the_empty_index(model, tmp_path, kind, index_type):
     scores, ids = plain.search(pad_vectors(xq, plain.d), TOP)
     tolerance = 0.1 if kind == "fastscan" else 1e-5
     np.testing.assert_allclose(scores, np.take_along_axis(exact, ids, axis=1), atol=tolerance)
-
-
-def test_unknown_form_is_refused(tmp_path):
-    model = make_model(tmp_path / "model", books(6))
-    with pytest.raises(UsageError, match="choose from numpy, parquet"):
-        export(model, tmp_path / "x", to="pickle")
-    with pytest.raises(UsageError, match="choose from flat, fused, fastscan, ivf"):
-        export_faiss(model, tmp_path / "x", kind="tree")
-
-
-@pytest.mark.parametrize("asymmetric", [False, True])
-def test_export_says_that_queries_have_other_vectors(tmp_path, caplog, asymmetric):
-    caplog.set_level(logging.INFO, logger="gpq_faiss")
-    model = make_model(tmp_path / "model", books(6), asymmetric=asymmetric)
-    arrays = np.load(export(model, tmp_path / "x.npz", to="numpy"))
-    export_faiss(model, tmp_path / "x.faiss")
-    assert caplog.text.count("different vectors for queries and items") == 2 * asymmetric
-    assert json.loads(arrays["meta"].item()).get("asymmetric", False) == asymmetric
 
 
 # Codes as a table ---------------------------------------------------------------------------------

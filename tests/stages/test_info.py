@@ -10,6 +10,7 @@ from model_factory import random_input
 
 import gpq_faiss as gpq
 from gpq_faiss import RowReader, info
+from gpq_faiss.data.labels import Labels
 from gpq_faiss.errors import DataError
 from gpq_faiss.store.rows import RowWriter
 
@@ -22,8 +23,10 @@ def files(tmp_path_factory, encoders):
     root = tmp_path_factory.mktemp("files")
     model, onnx, pt2 = encoders
     x, labels = random_input("features", N), [0] * 7 + [-1] * (N - 7)
-    np.savez(root / "data.npz", features=x, labels=labels, class_names=("cat", "dog", "owl"))
-    gpq.encode(model, f"features:{root}/data.npz", root / "codes.h5")
+    np.save(root / "data.npy", x)
+    names = ("cat", "dog", "owl")
+    data = gpq.open_data(root / "data.npy", labels=Labels.from_ids(labels, names))
+    gpq.encode(model, data, root / "codes.h5")
     for name in ("index.faiss", "index.lists"):
         gpq.index(model, root / "codes.h5", root / name)
     names = "features.h5", "codes.h5", "index.faiss", "index.lists"

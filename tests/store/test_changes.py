@@ -5,7 +5,6 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -126,14 +125,3 @@ def test_a_journal_that_a_kill_left_is_rolled_back(index):
     subprocess.run([sys.executable, "-c", KILLED, changes_path(index)], check=False)
     assert Path(f"{changes_path(index)}-journal").stat().st_size > 0
     assert read(index) == before
-
-
-def test_a_commit_beside_many_changes_is_fast(index):
-    write(index, dict.fromkeys(range(100000), ADD))
-    seconds = []
-    with ChangeWriter(index, SIZE, CODEBOOKS) as writer:
-        for id_ in range(20):
-            start = time.perf_counter()
-            writer.write({5000 * id_: REMOVE})
-            seconds.append(time.perf_counter() - start)
-    assert sorted(seconds)[10] < 0.02

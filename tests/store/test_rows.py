@@ -182,7 +182,6 @@ def test_changed_file_is_one_line(tmp_path, change):
         RowReader(path)
 
 
-@settings(max_examples=200)
 @given(share=st.just(1.0) | st.floats(0, 0.99), position=st.floats(0, 1), value=st.integers(0, 255))
 def test_damaged_file_is_one_line_or_read(share, position, value):
     with tempfile.TemporaryDirectory() as folder:

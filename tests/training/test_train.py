@@ -34,9 +34,10 @@ def small(**training):
     return preset("paper").with_settings(changes)
 
 
-def train_digits(out, *, config=None, stop=None, steps=None, **options):
-    """Train on the digits; ended after step ``stop``, as by a kill; ``steps`` gets the steps
-    taken.
+def train_digits(out, *, data=None, config=None, stop=None, steps=None, **options):
+    """Train on the digits or other data; ended after step ``stop``, as by a kill.
+
+    ``steps`` gets the numbers of the steps.
     """
 
     def progress(step, *_):
@@ -47,7 +48,7 @@ def train_digits(out, *, config=None, stop=None, steps=None, **options):
 
     run = {"checkpoint_seconds": 0.0, "progress": progress, "validate_every": 4} | options
     return train(
-        digits(),
+        data or digits(),
         out,
         config=config or small(),
         labelled="30-per-class",
@@ -142,15 +143,17 @@ def test_an_interrupted_run_resumes_to_the_same_codes(trained, cut):
 
 
 def test_an_interrupted_training_of_convolutions_resumes_to_the_same_codes(tmp_path):
-    changes = {
-        "network": {"backbone": "vgg", "image_size": 16},
-        "training": {"steps": 4, "batch_labelled": 12},
+    network = {"backbone": "vgg", "image_size": 16}
+    changes = {"network": network, "training": {"steps": 2, "batch_labelled": 12}}
+    images = digits().pixels[:500, :, :, None].repeat(3, axis=3)
+    options = {
+        "config": preset("recommended").with_settings(changes),
+        "data": open_data(images, labels=digits().labels.dense().argmax(axis=1)[:500]),
     }
-    config = preset("recommended").with_settings(changes)
-    full = train_digits(tmp_path / "whole", config=config)
+    full = train_digits(tmp_path / "whole", **options)
     with pytest.raises(InterruptedError):
-        train_digits(tmp_path / "cut", config=config, stop=2)
-    assert weights(train_digits(tmp_path / "cut", config=config, resume=True)) == weights(full)
+        train_digits(tmp_path / "cut", stop=1, **options)
+    assert weights(train_digits(tmp_path / "cut", resume=True, **options)) == weights(full)
 
 
 def test_a_finished_model_is_not_trained_again(trained):

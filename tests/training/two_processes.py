@@ -1,18 +1,16 @@
 """Two processes of one training, as ``torchrun`` would start them."""
 
 import os
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 import torch
+from processes import Command
 from serve import free_port
 from torch import nn
 
 from gpq_faiss.errors import DataError, ProcessError
 from gpq_faiss.training.parallel import joined
-
-Process = subprocess.Popen[str]
 
 
 def environments(size: int = 2) -> list[dict[str, str]]:
@@ -22,11 +20,9 @@ def environments(size: int = 2) -> list[dict[str, str]]:
     return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
 
 
-def start(*arguments: object) -> list[Process]:
+def start(folder: Path, *arguments: object) -> list[Command]:
     """Start ``gpq`` in two processes."""
-    command = [sys.executable, "-m", "gpq_cli", *map(str, arguments)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return [subprocess.Popen(command, env=os.environ | added, **pipes) for added in environments()]
+    return [Command(*arguments, folder=folder, **variables) for variables in environments()]
 
 
 def check_group(rank: int, variables: list[dict[str, str]]) -> None:

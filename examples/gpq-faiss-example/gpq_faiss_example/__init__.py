@@ -1,1 +1,1 @@
-"""A method, a backbone, a loss and a source of data of one's own for gpq-faiss."""
+"""A method and a backbone of one's own for gpq-faiss."""
