@@ -82,6 +82,9 @@ class _Guard:
         self.app, self.max_upload = app, max_upload
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":  # the start and the end of the service
+            return await self.app(scope, receive, send)
+
         async def send_with_headers(message: Message) -> None:
             # The page /docs loads its scripts from another site.
             if message["type"] == "http.response.start" and scope["path"] != "/docs":
@@ -93,7 +96,7 @@ class _Guard:
         if size > self.max_upload or "transfer-encoding" in headers:
             message = f"a content-length of at most {self.max_upload:,} bytes is needed"
             app = JSONResponse({"error": message}, 413)
-        await app(scope, receive, send_with_headers)
+        return await app(scope, receive, send_with_headers)
 
 
 async def _problem(_: Request, error: Exception) -> Response:
