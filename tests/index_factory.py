@@ -101,7 +101,7 @@ def make_model(
     """Write a model folder that has codebooks and no network."""
     folder.mkdir()
     save_file({"codebooks": Z}, folder / "model.safetensors")
-    document: dict[str, object] = {"format_version": 1, "config": {}, "input": {}}
+    document: dict[str, object] = {"format_version": 2, "config": {}, "input": {}}
     document |= {"class_names": [], "model_fingerprint": fingerprint}
     document |= {"codebooks_fingerprint": codebooks_fingerprint(Z), **changes}
     (folder / "config.json").write_text(json.dumps(document))

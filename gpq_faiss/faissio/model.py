@@ -16,7 +16,7 @@ from ..files import read_json
 from ..inputs import reading
 from ..store.rows import codebooks_fingerprint
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Format version of model folders."""
 
 _log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ def read_description(folder: str | Path) -> dict[str, Any]:
     """Return the ``config.json`` of a model folder.
 
     Raises:
-        DataError: it is not a model folder, is damaged, or has a later format.
+        DataError: it is not a model folder, is damaged, or has another format.
     """
     path = Path(folder) / "config.json"
     if not path.exists():
@@ -95,7 +95,7 @@ def read_description(folder: str | Path) -> dict[str, Any]:
     if document["format_version"] != FORMAT_VERSION:
         raise DataError(
             f"{path.parent} has model format {document['format_version']}, "
-            f"this version reads {FORMAT_VERSION}: update gpq-faiss"
+            f"this version reads {FORMAT_VERSION}: train it again, or update gpq-faiss"
         )
     return document
 
