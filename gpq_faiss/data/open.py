@@ -394,11 +394,11 @@ def open_data(
         >>> len(digits), digits.require_labels().n_classes, digits.read(digits.ids[:1])[0].shape
         (1797, 10, (8, 8, 3))
     """
-    beside = {"label": labels, "id": ids, "name": names}
-    beside = {name: value for name, value in beside.items() if value is not None}
+    attached = {"label": labels, "id": ids, "name": names}
+    attached = {name: value for name, value in attached.items() if value is not None}
     text = str(source) if isinstance(source, os.PathLike) else source
     form, opener, takes, opened = _opener(text)
-    allowed = ["max_bad", *takes.split(), *["id_column", "label_column"] * ("label" in beside)]
+    allowed = ["max_bad", *takes.split(), *["id_column", "label_column"] * ("label" in attached)]
     if wrong := [option for option in read if option not in allowed]:
         raise UsageError(f"--read {wrong[0]} does not apply to {form}: use {', '.join(allowed)}")
     if not 0 <= read.get("max_bad", 0) <= 1:
@@ -407,18 +407,19 @@ def open_data(
     options = Options(**read | {"keep": keep.split(",") if isinstance(keep, str) else keep})
     # A column of labels or ids that is named belongs to the labels beside the data, if any.
     columns: dict[str, Any] = {"label_column": None, "id_column": None, "with_labels": False}
-    columns = columns if "label" in beside else {}
-    for name, value in list(beside.items()) if takes == _TABLE else ():
+    columns = columns if "label" in attached else {}
+    for name, value in list(attached.items()) if takes == _TABLE else ():
         if isinstance(value, str) and not os.path.splitext(value)[1] and not os.path.exists(value):
-            columns |= {f"{name}_column": beside.pop(name), "with_labels": "label" not in beside}
+            columns[f"{name}_column"] = attached.pop(name)
+            columns["with_labels"] = "label" not in attached
     dataset = opener(opened, replace(options, **columns))
-    if "name" in beside:
-        dataset = _with_names(dataset, beside["name"])
-    if "id" in beside:
-        dataset = replace(dataset, ids=read_ids(beside["id"]))
-    if "label" in beside:
-        dataset = _with_labels(dataset, beside["label"], options)
-    return dataset if isinstance(source, Dataset) and not beside else _completed(dataset)
+    if "name" in attached:
+        dataset = _with_names(dataset, attached["name"])
+    if "id" in attached:
+        dataset = replace(dataset, ids=read_ids(attached["id"]))
+    if "label" in attached:
+        dataset = _with_labels(dataset, attached["label"], options)
+    return dataset if isinstance(source, Dataset) and not attached else _completed(dataset)
 
 
 def _completed(dataset: Dataset) -> Dataset:

@@ -20,7 +20,7 @@ worse.)
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -175,7 +175,8 @@ def fit_logit_codewords(targets: Tensor, M: int, K: int, *, seed: int) -> Tensor
             optimizer.zero_grad()
             log_p = _add_codewords(trained, codes).log_softmax(dim=1)
             ridge = _LOGIT_RIDGE * trained.square().sum(dim=2).mean()
-            (ridge - (targets * log_p).sum(dim=1).mean()).backward()  # type: ignore[no-untyped-call]
+            loss: Any = ridge - (targets * log_p).sum(dim=1).mean()
+            loss.backward()
             optimizer.step()
         # Adding a constant to all logits changes no probability.
         codewords = (trained - trained.mean(dim=2, keepdim=True)).detach().clamp(-_LIMIT, _LIMIT)

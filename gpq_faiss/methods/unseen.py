@@ -57,6 +57,6 @@ def separation(
     if len(labelled_rows) < _LEAST_PAIRS:
         return 0.5
     target = np.repeat(np.array([0, 1], np.float32), len(labelled_rows))
-    both = np.concatenate([x[labelled_rows], unlabelled[unlabelled_rows]])
-    scores = least_error(both, target[:, None])[1]
+    items = np.concatenate([x[labelled_rows], unlabelled[unlabelled_rows]])
+    scores = least_error(items, target[:, None])[1]
     return float(roc_auc_score(target, scores[:, 0]))

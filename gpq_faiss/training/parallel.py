@@ -77,7 +77,8 @@ class Group(Launch):
                         f"several processes cannot share the batch norm of this backbone "
                         f"({type(layer).__name__}): train it in one process, or choose another one"
                     )
-            network = nn.SyncBatchNorm.convert_sync_batchnorm(network)  # type: ignore[no-untyped-call]
+            convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm
+            network = convert(network)
         # The buffers that matter, codebooks and statistics of batch norm, are those of rank 0.
         return nn.parallel.DistributedDataParallel(
             network, forward_sync_buffers=False, static_graph=True
