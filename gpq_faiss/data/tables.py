@@ -162,7 +162,10 @@ _MAGIC: dict[bytes, tuple[str, str]] = {
     ),
 }
 """First bytes of files -> their form; forms that are not read have a remedy."""
-_UNREAD = (".safetensors", ".pkl", ".pickle", ".mat", ".xls", ".orc", ".fvecs", ".bvecs", ".fbin")
+_UNREAD = (
+    *(".json", ".yaml", ".xml", ".safetensors", ".pkl", ".pickle", ".mat", ".xls", ".orc"),
+    *(".fvecs", ".bvecs", ".fbin"),
+)
 _ZIPS = {
     **{".npz": ("npz", ""), ".xlsx": ("an Excel sheet", "save it as CSV")},
     **dict.fromkeys((".pt", ".pth"), ("a PyTorch file", _PICKLE)),

@@ -194,6 +194,7 @@ FOREIGN = {
     "a.safetensors": (b"x", "is a .safetensors file: save it as"),
     "a.mat": (b"MATLAB 5.0", "is a MATLAB file: save its arrays"),
     "a.bin": (bytes(100), "is a .bin file: save it as"),
+    "a.yaml": (b"a: 1\nb: 2\n", "is a .yaml file: save it as"),
 }
 
 
