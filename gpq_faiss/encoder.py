@@ -7,6 +7,7 @@ folder; an ONNX file does not need it.
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import os
 import zipfile
@@ -26,7 +27,7 @@ from .data.base import Dataset, FeatureDataset
 from .data.images import to_images, to_vectors
 from .data.reader import Reader
 from .errors import DataError, MismatchError, UsageError, needs, one_line, optional
-from .inputs import parse_json, reading
+from .inputs import reading
 from .progress import stage
 from .scale import scale_of, scale_warning, typical_scale
 
@@ -320,7 +321,7 @@ def read_encoder_metadata(path: str | Path) -> Metadata:
         with zipfile.ZipFile(path) as archive:
             names = [name for name in archive.namelist() if name.endswith(f"/{METADATA_FILE}")]
             with archive.open(names[0] if names else METADATA_FILE) as member:
-                return _parse(parse_json(member.read(_METADATA_LIMIT)), path)
+                return _parse(json.loads(member.read(_METADATA_LIMIT)), path)
 
 
 def _parse(raw: Any, path: Path) -> Metadata:

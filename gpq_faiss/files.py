@@ -27,7 +27,7 @@ import platformdirs
 from filelock import FileLock, Timeout
 
 from .errors import BusyError, DataError, OutputExistsError, UsageError, one_line
-from .inputs import parse_json, read_text
+from .inputs import read_text
 
 _WRITE_ERRORS = {
     errno.ENOSPC: "the disk is full: free some space, or write elsewhere",
@@ -220,8 +220,8 @@ def read_json(path: str | Path, contents: str) -> Any:
     """
     text = read_text(Path(path), contents)
     try:
-        return parse_json(text)
-    except ValueError as error:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise DataError(
             f"{path} is not the JSON of {contents} ({error}): it is damaged or foreign"
         ) from None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import json
 import os
 import re
 import tomllib
@@ -72,11 +71,6 @@ def read_text(path: Path, description: str) -> str:
         return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def parse_json(text: str | bytes) -> Any:
-    """Parse JSON. Raises ValueError: it is not JSON."""
-    return json.loads(text)
-
-
 def read_toml(path: Path, description: str) -> dict[str, Any]:
     """Read a TOML file.
 
@@ -85,7 +79,7 @@ def read_toml(path: Path, description: str) -> dict[str, Any]:
     """
     try:
         return tomllib.loads(read_text(path, f"TOML of {description}"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not TOML: {one_line(error)}") from None
 
 

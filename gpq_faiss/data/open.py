@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -17,7 +18,7 @@ import numpy as np
 
 from ..errors import DataError, UsageError, one_line, optional
 from ..files import cache_folder, content_of, fingerprint
-from ..inputs import parse_json, read_text, reading
+from ..inputs import read_text, reading
 from ..store.hdf5 import as_texts
 from .base import Dataset, FeatureDataset, ImageDataset, image_files
 from .images import IMAGE_SUFFIXES, BrokenImageError, as_array, to_pixels, without_gradient
@@ -184,7 +185,7 @@ def open_webdataset(path: str, o: Options = PLAIN) -> Dataset:
     """
     is_remote = "://" in path
     files = expanded(path) if is_remote else list(map(str, files_of(path)))
-    mark = fingerprint(*files) if is_remote else content_of(files)
+    mark = "" if is_remote else content_of(files)  # of remote ones, that of their copy
     # A URL may hold a password and a token.
     name = re.sub(r"(?<=://)[^/?#]*@|[?#].*", "", path) if is_remote else path
     return _open_by_datasets("webdataset", f"webdataset:{name}", files, mark, o)
@@ -487,7 +488,7 @@ def _read_labels(files: Sequence[Path]) -> Any:
     """
     if files[0].suffix == ".json":
         with reading(files[0], "JSON of labels"):
-            values = parse_json(read_text(files[0], "JSON of labels"))
+            values = json.loads(read_text(files[0], "JSON of labels"))
         is_records = isinstance(values, list) and any(isinstance(value, dict) for value in values)
         return table_of_records(files[0], values) if is_records else values
     form = file_form(files[0])

@@ -377,13 +377,7 @@ class PosteriorCodes(CodeMethod):
         self.feature_codewords = nn.Buffer(projected[self.A :, :, class_width:] * scales[1])
         self.basis, self.pq_codewords = nn.Buffer(basis), nn.Buffer(pq_codewords)
 
-    def fit_labels(
-        self,
-        reader: Reader,
-        rows: Rows,
-        y: Floats,
-        unlabelled: Rows,
-    ) -> None:
+    def fit_labels(self, reader: Reader, rows: Rows, y: Floats, unlabelled: Rows) -> None:
         """Count the labels of an item, estimate the accuracy from them, recognise classes without
         labels, propagate labels to unlabelled items, and choose the noise, if ``network.noise`` is
         ``auto`` and class networks take the input directly. With convolutions they are only
@@ -393,13 +387,7 @@ class PosteriorCodes(CodeMethod):
             self._learn_from_vectors(reader, rows, y, unlabelled)
         self._make_codebooks(self._count_class_codebooks(labels))
 
-    def _learn_from_vectors(
-        self,
-        reader: Reader,
-        rows: Rows,
-        y: Floats,
-        unlabelled: Rows,
-    ) -> None:
+    def _learn_from_vectors(self, reader: Reader, rows: Rows, y: Floats, unlabelled: Rows) -> None:
         """The part of :meth:`fit_labels` that compares vectors."""
         config, head = self.config, cast(SubspaceHeads, self.backbone.head)
         stride = -(-len(rows) // MOST_ROWS)

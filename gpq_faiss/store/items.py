@@ -25,7 +25,7 @@ import numpy as np
 from ..codes.checks import Ids
 from ..errors import DataError, one_line
 from ..files import Closing
-from ..inputs import check_file, parse_json
+from ..inputs import check_file
 from .changes import Change
 from .rows import RowReader, row_blocks
 
@@ -116,9 +116,9 @@ def as_json(value: Any) -> str | None:
 
 def _parse(row: Row) -> Item:
     _, name, labels, columns = row
-    texts = {} if columns is None else parse_json(columns)
+    texts = {} if columns is None else json.loads(columns)
     texts |= {} if name is None else {"name": name}
-    return Item(texts, None if labels is None else tuple(parse_json(labels)))
+    return Item(texts, None if labels is None else tuple(json.loads(labels)))
 
 
 def write_items(path: Path, rows: Iterable[Row], description: About) -> None:

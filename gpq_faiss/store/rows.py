@@ -49,7 +49,7 @@ from ..files import (
     write_json,
     writing,
 )
-from ..inputs import parse_json, reading
+from ..inputs import reading
 from ..progress import stage
 from .hdf5 import Texts, as_texts, dataset, open_hdf5
 
@@ -173,7 +173,7 @@ class RowReader(Closing):
                 check_codes(self.values, *header.codebooks.shape[:2], name=str(path))
             self._texts = dict(self._h5.get("texts", {}))
             self.text_columns = tuple(self._texts)
-            self.versions = parse_json(self._h5.attrs["versions"])
+            self.versions = json.loads(self._h5.attrs["versions"])
             self._stack = stack.pop_all()
 
     def _map(self, name: str) -> NDArray[Any]:
@@ -213,7 +213,7 @@ def _read_header(h5: Any) -> Header:
         data_fingerprint=attributes["data_fingerprint"],
         class_names=tuple(names),
         multi_label=bool(attributes["multi_label"]),
-        extra=parse_json(attributes["extra"]),
+        extra=json.loads(attributes["extra"]),
     )
     if codebooks_fingerprint(header.codebooks) != attributes["codebooks_fingerprint"]:
         raise DataError("its codebooks have changed since it was written: it is damaged")
