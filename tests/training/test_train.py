@@ -145,7 +145,7 @@ def test_an_interrupted_run_resumes_to_the_same_codes(trained, cut):
 def test_an_interrupted_training_of_convolutions_resumes_to_the_same_codes(tmp_path):
     network = {"backbone": "vgg", "image_size": 16}
     changes = {"network": network, "training": {"steps": 2, "batch_labelled": 12}}
-    images = digits().pixels[:500, :, :, None].repeat(3, axis=3)
+    images = np.stack(digits().read(slice(0, 500)))
     options = {
         "config": preset("recommended").with_settings(changes),
         "data": open_data(images, labels=digits().labels.dense().argmax(axis=1)[:500]),
