@@ -370,8 +370,8 @@ def search(
       gpq search model codes.h5 queries.npy --allow-ids new.npy --out results.parquet
       gpq search model index.faiss digits --rows 0:8 --images digits --out ranked.png
     """
-    from gpq_faiss.data.tables import read_ids
     from gpq_faiss.files import atomic_path
+    from gpq_faiss.ids import read_ids
     from gpq_faiss.stages.search import open_queries
 
     name: Any = common.output_form(form, out, overwrite)

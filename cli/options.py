@@ -21,7 +21,7 @@ DATA is a path; its type is detected, or given by a prefix such as features:
   folder:PATH                 images in one folder per class
   list:FILE                   lines of an image path and 0/1 labels
   csv:FILE, parquet:FILE      tables with a column of image paths and one of labels
-  webdataset:FILES            WebDataset shards, as 'shard-{000..009}.tar'
+  webdataset:FILES            WebDataset shards, as 'shard-*.tar'
   hf:FOLDER                   a Hugging Face data set that save_to_disk wrote
   features:FILES              embeddings: .npy, .npz, .h5, .parquet ...; several: 'shard-*.npy', \
 or a folder
@@ -30,7 +30,6 @@ The FILES of webdataset may be URLs (https://, s3:// ...)."""
 READ: dict[str, click.ParamType[Any]] = {
     **dict.fromkeys(("ids", "names", "keep"), click.STRING),
     **dict.fromkeys(("root", "image_column", "label_column", "id_column", "vectors"), click.STRING),
-    "concepts": click.INT,
     "max_bad": click.FLOAT,
 }
 """Arguments of :func:`gpq_faiss.open_data` that ``--read`` takes, and their types."""

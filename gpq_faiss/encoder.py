@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, Json, ValidationError
 
-from .codes.checks import named_rows
+from .codes.checks import check_vectors, named_rows
 from .codes.encode import encode as encode_vectors
 from .data.base import Dataset, FeatureDataset
-from .data.images import to_images, to_vectors
+from .data.images import ENCODED, as_array, resize_square, to_pixels
 from .data.reader import Reader
 from .errors import DataError, MismatchError, UsageError, needs, one_line, optional
 from .inputs import reading
@@ -40,6 +40,41 @@ log = logging.getLogger(__name__)
 _warn_once = functools.lru_cache(256)(log.warning)
 
 Vectors = tuple[NDArray[np.float32], NDArray[np.bool_]]
+
+
+# Items in memory ----------------------------------------------------------------------------------
+
+
+def to_images(values: Any, size: int) -> NDArray[np.uint8]:
+    """Return images uint8 [n, 3, size, size] of paths, encoded bytes, PIL images, arrays or
+    tensors: one, a sequence (of any sizes), or a batch.
+
+    Arrays are uint8, or floats from 0 to 1, [H, W, 3], [3, H, W] or [H, W], and batches of these;
+    for images of 3 x 3 pixels the last axis is the colour. Other sizes are resized as in training
+    (:func:`.images.resize_square`).
+    """
+    if isinstance(values, ENCODED):
+        values = [values]
+    elif not isinstance(values, list | tuple):
+        values = np.atleast_1d(as_array(values, "images"))
+        if values.ndim == 2 or (values.ndim == 3 and 3 in (values.shape[0], values.shape[2])):
+            values = values[None]
+    pixels = [resize_square(to_pixels(x, f"image {i}"), size) for i, x in enumerate(values)]
+    return np.array(pixels, np.uint8).reshape(-1, size, size, 3).transpose(0, 3, 1, 2)
+
+
+def to_vectors(values: Any, width: int) -> NDArray[np.float32]:
+    """Return vectors float32 [n, width] of one or several vectors, an array or a tensor. Raises
+    DataError: not numbers, or of another width.
+    """
+    array = as_array(values, "items to embed")
+    return np.require(  # writeable, as torch requires
+        check_vectors(np.atleast_2d(array), width, name="items to embed", finite=False),
+        requirements="W",
+    )
+
+
+# Encoders -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -81,7 +116,7 @@ class Embedder(ABC):
 
         Args:
             values: vectors [n, width] (array, list or tensor), or one or several images in the
-                forms of :func:`.images.to_images`; or a data set, or a path or form that
+                forms of :func:`to_images`; or a data set, or a path or form that
                 :func:`.open.open_data` takes, of which unreadable images are left out.
             queries: compute query vectors instead of item vectors. They differ for models with
                 class networks (``recommended``).

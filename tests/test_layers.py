@@ -12,8 +12,8 @@ PACKAGE = ROOT / "gpq_faiss"
 # fmt: off
 LAYERS = [
     "errors", "plugins", "inputs", "progress", "files", "signals", "compiled", "evaluation",
-    "codes", "config", "report", "store", "faissio", "data", "scale", "indexes", "nn", "losses",
-    "gpu", "methods", "training", "encoder", "stages", "cluster", "serve", "experiment",
+    "codes", "ids", "config", "report", "store", "faissio", "data", "scale", "indexes", "nn",
+    "losses", "gpu", "methods", "training", "encoder", "stages", "cluster", "serve", "experiment",
 ]
 # fmt: on
 

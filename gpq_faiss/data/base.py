@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..codes.checks import named_rows
-from ..errors import DataError
+from ..errors import DataError, one_line
 from ..files import content_of, fingerprint
 from ..store.hdf5 import Texts, as_texts
-from .images import BrokenImageError, shown, to_pixels
+from .images import shown, to_pixels
 from .labels import Labels, Rows, row_numbers
 from .tables import Matrix
 
@@ -32,6 +32,7 @@ class Dataset(ABC):
         ids: int64 [N], returned by searches; default: the row numbers.
         labels: None if no item has one.
         texts: text columns, StringDType [N]; ``name`` is the path or key of an item.
+        label_source: where the labels are from, and how they belong to the items, for the log.
         notes: lines of the log on what was understood.
         max_bad: fraction of unreadable images that is no error.
         bad: row of an unreadable image -> its name, and why. Thread-safe.
@@ -43,6 +44,7 @@ class Dataset(ABC):
     ids: NDArray[np.int64] = field(default=None, repr=False)  # type: ignore[arg-type]  # never None
     labels: Labels | None = field(default=None, repr=False)
     texts: dict[str, Texts] = field(default_factory=dict, repr=False)
+    label_source: tuple[str, str] = ("", "in its own order")
     notes: list[str] = field(default_factory=list)
     max_bad: float = 0.01
     bad: dict[int, str] = field(default_factory=dict, repr=False)
@@ -63,15 +65,10 @@ class Dataset(ABC):
     def read(self, rows: Rows) -> Any:
         """Return the items at ``rows`` (a slice or an array of row numbers), in that order."""
 
-    @functools.cached_property
-    def _order(self) -> NDArray[np.int64]:
-        return np.argsort(self.ids, kind="stable")
-
-    def rows_of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the row of each id, -1 for unknown ones: int64 [n]; of repeated ids the first."""
-        places = np.searchsorted(self.ids, ids, sorter=self._order)
-        rows = self._order[np.minimum(places, len(self) - 1)]
-        return np.where(self.ids[rows] == ids, rows, -1)
+    def row_of(self, id_: int) -> int:
+        """Return the row of an id, of repeated ones the first; -1 if there is none."""
+        rows = np.flatnonzero(self.ids == id_)
+        return int(rows[0]) if rows.size else -1
 
     def require_labels(self) -> Labels:
         """Return the labels. Raises DataError: no item has one."""
@@ -146,32 +143,27 @@ class FeatureDataset(Dataset):
 
 @dataclass(kw_only=True)
 class ImageDataset(Dataset):
-    """Images as uint8 RGB arrays: small ones in memory, or decoded at each read.
+    """Images as uint8 RGB arrays, decoded at each read.
 
     Attributes:
-        paths: N paths; with ``fetch``, their names in messages.
-        fetch: row -> encoded bytes, a path, or pixels uint8 [H, W, 3], of images that are no files
-            of their own. It raises BrokenImageError for those that cannot be had.
-        pixels: in place of both, images in memory: uint8 [N, H, W, 3], or [N, H, W] for grey.
+        paths: N paths, or names in messages.
+        fetch: row -> an image in any form that :func:`.images.to_pixels` takes.
         mirrors: whether mirrored images keep their meaning (not for digits).
     """
 
-    paths: Sequence[str] = field(default=(), repr=False)
-    fetch: Callable[[int], Any] | None = field(default=None, repr=False)
-    pixels: NDArray[np.uint8] | None = field(default=None, repr=False)
+    paths: Sequence[str] = field(repr=False)
+    fetch: Callable[[int], Any] = field(repr=False)
     mirrors: bool = True
     kind: Literal["images", "features"] = "images"
 
     def __len__(self) -> int:
-        return len(self.paths if self.pixels is None else self.pixels)
+        return len(self.paths)
 
     @functools.cached_property
     def native_size(self) -> int | None:
         """Side in pixels if 64 evenly spaced images are squares of one size, else None."""
-        sample = np.unique(np.linspace(0, len(self) - 1, num=64).astype(np.int64))
-        sides = {
-            side for image in self.read(sample) if image is not None for side in image.shape[:2]
-        }
+        sample = self.read(np.unique(np.linspace(0, len(self) - 1, num=64).astype(np.int64)))
+        sides = {side for image in sample if image is not None for side in image.shape[:2]}
         return sides.pop() if len(sides) == 1 else None
 
     def read(self, rows: Rows) -> list[NDArray[np.uint8] | None]:
@@ -180,11 +172,11 @@ class ImageDataset(Dataset):
 
     def image(self, i: int) -> NDArray[np.uint8] | None:
         """Return the image of row ``i``, [H, W, 3]; None if it cannot be read."""
+        name = shown(self.paths[i])
         try:
-            source = self.paths[i] if self.pixels is None else self.pixels[i]
-            return to_pixels(self.fetch(i) if self.fetch else source, self.name)
-        except BrokenImageError as error:
-            self.add_bad(i, shown(self.paths[i]), error.why)
+            return to_pixels(self.fetch(i), name)
+        except Exception as error:  # of a decoder, or of the source
+            self.add_bad(i, name, one_line(error, 500).removeprefix(f"{name}: "))
             return None
 
 
@@ -198,7 +190,18 @@ def image_files(
     """
     mark = fingerprint("images", *names, content_of(paths, 16 << 10))
     attributes["texts"] = {"name": as_texts(names)} | attributes.get("texts", {})
-    dataset = ImageDataset(name=name, fingerprint=mark, paths=paths, **attributes)
+    dataset = ImageDataset(
+        name=name, fingerprint=mark, paths=paths, fetch=paths.__getitem__, **attributes
+    )
     for i in [i for i, path in enumerate(paths) if not os.path.isfile(path)]:
         dataset.add_bad(i, shown(paths[i]), "not found")
     return dataset
+
+
+def images_in_memory(name: str, pixels: NDArray[np.uint8], **attributes: Any) -> ImageDataset:
+    """Make a data set of images uint8 [N, H, W, 3] or, if grey, [N, H, W]."""
+    mark = fingerprint("pixels", str(pixels.shape), np.ascontiguousarray(pixels).tobytes())
+    paths = [f"item {i}" for i in range(len(pixels))]
+    return ImageDataset(
+        name=name, fingerprint=mark, paths=paths, fetch=pixels.__getitem__, **attributes
+    )

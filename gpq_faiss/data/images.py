@@ -40,16 +40,8 @@ IMAGE_SUFFIXES = frozenset(
 # Only formats that Pillow decodes itself: EPS would start Ghostscript, PDF and WMF other external
 # code.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-_ENCODED = (str, os.PathLike, bytes, bytearray, Image.Image)
-_SHAPES = "[H, W, 3], [3, H, W], [H, W], or a batch of these"
-
-
-class BrokenImageError(DataError):
-    """An unusable image; :attr:`why` is the reason without the name."""
-
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"{name}: {reason}")
-        self.why = reason
+ENCODED = (str, os.PathLike, bytes, bytearray, Image.Image)
+"""Types of images that :func:`decode_image` takes."""
 
 
 def shown(name: str) -> str:
@@ -77,8 +69,8 @@ def decode_image(
     checked by the header before decoding.
 
     Raises:
-        BrokenImageError: (a DataError) missing, not an image of a known format, truncated, too
-            large (a decompression bomb), or with a side of one pixel.
+        DataError: missing, not an image of a known format, truncated, too large (a decompression
+            bomb), or with a side of one pixel.
     """
     name = name or (shown(os.fspath(source)) if isinstance(source, str | os.PathLike) else "image")
     try:
@@ -98,7 +90,7 @@ def decode_image(
         reason = "not an image, or of an unknown format"
     except Exception as error:  # malformed bytes raise nearly all of them
         reason = f"cannot be decoded ({one_line(error)})"
-    raise BrokenImageError(name, reason)
+    raise DataError(f"{name}: {reason}")
 
 
 def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
@@ -126,10 +118,8 @@ def resize_square(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     crop the centre.
 
     Resamples only the centre square, so that a 2 x 30,000,000 strip needs no more memory than its
-    input. An image of that size is returned itself.
+    input.
     """
-    if image.shape[:2] == (size, size):
-        return image
     return np.asarray(ImageOps.fit(Image.fromarray(image), (size, size), Image.Resampling.BILINEAR))
 
 
@@ -144,31 +134,13 @@ def without_gradient(value: Any) -> Any:
     return (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
 
 
-def to_images(values: Any, size: int) -> NDArray[np.uint8]:
-    """Return images uint8 [n, 3, size, size] of paths, encoded bytes, PIL images, arrays or
-    tensors: one, a sequence (of any sizes), or a batch.
-
-    Arrays are uint8, or floats from 0 to 1, [H, W, 3], [3, H, W] or [H, W], and batches of these;
-    for images of 3 x 3 pixels the last axis is the colour. Other sizes are resized as in training
-    (:func:`resize_square`).
-    """
-    if isinstance(values, _ENCODED):
-        values = [values]
-    elif not isinstance(values, list | tuple):
-        values = np.atleast_1d(as_array(values, "images"))
-        if values.ndim == 2 or (values.ndim == 3 and 3 in (values.shape[0], values.shape[2])):
-            values = values[None]
-    pixels = [resize_square(to_pixels(x, f"image {i}"), size) for i, x in enumerate(values)]
-    return np.array(pixels, np.uint8).reshape(-1, size, size, 3).transpose(0, 3, 1, 2)
-
-
 def as_array(value: Any, location: str) -> NDArray[Any]:
     """Convert an array, tensor, or list of them, to an array of numbers. Raises DataError: not
     numbers.
     """
-    is_list = isinstance(value, list | tuple)
-    plain = [without_gradient(item) for item in value] if is_list else without_gradient(value)
-    array = checks.as_array(plain, location)
+    if isinstance(value, list | tuple):
+        value = [without_gradient(item) for item in value]
+    array = checks.as_array(without_gradient(value), location)
     if array.dtype.kind not in "fiu":
         raise DataError(
             f"{location}: {type(value).__name__} is not an array of numbers, nor an image"
@@ -177,10 +149,10 @@ def as_array(value: Any, location: str) -> NDArray[Any]:
 
 
 def to_pixels(value: Any, location: str) -> NDArray[np.uint8]:
-    """Return one image in any form as uint8 [H, W, 3]. Raises DataError: not an image;
-    BrokenImageError: it cannot be decoded.
+    """Return one image in any form as uint8 [H, W, 3]. Raises DataError: not an image, or
+    one that cannot be decoded.
     """
-    if isinstance(value, _ENCODED):
+    if isinstance(value, ENCODED):
         return decode_image(value, name=None if isinstance(value, str | os.PathLike) else location)
     array = as_array(value, location)
     if array.ndim == 2:
@@ -190,17 +162,8 @@ def to_pixels(value: Any, location: str) -> NDArray[np.uint8]:
     is_unit = array.dtype.kind == "f" and array.size and array.min() >= 0 and array.max() <= 1
     is_image = array.ndim == 3 and array.shape[2] == 3 and array.size
     if not is_image or not (is_unit or array.dtype == np.uint8):
-        expected = f"expected uint8, or floats from 0 to 1, {_SHAPES}"
-        raise DataError(f"{location}: {array.dtype} {list(array.shape)}, {expected}")
+        raise DataError(
+            f"{location}: {array.dtype} {list(array.shape)}, expected uint8, or floats from 0 to 1,"
+            " [H, W, 3], [3, H, W], [H, W], or a batch of these"
+        )
     return np.ascontiguousarray(np.round(array * 255) if is_unit else array, dtype=np.uint8)
-
-
-def to_vectors(values: Any, width: int) -> NDArray[np.float32]:
-    """Return vectors float32 [n, width] of one or several vectors, an array or a tensor. Raises
-    DataError: not numbers, or of another width.
-    """
-    array = as_array(values, "items to embed")
-    return np.require(  # writeable, as torch requires
-        checks.check_vectors(np.atleast_2d(array), width, name="items to embed", finite=False),
-        requirements="W",
-    )

@@ -68,11 +68,10 @@ def _names(class_names: Iterable[object]) -> tuple[str, ...]:
     """Return class names as a tuple. Raises DataError: too many, or a name that cannot be used."""
     names = tuple(composed(str(name)) for name in class_names)
     wrong = [name for name, n in Counter(names).items() if n > 1 or not name.isprintable()]
-    if wrong or len(names) > MAX_CLASSES:
-        problem = f"{len(names):,} classes, at most {MAX_CLASSES:,} are possible"
-        if wrong:
-            problem = f"the class {wrong[0][:60]!a} is named twice, or not printable: rename it"
-        raise DataError(problem)
+    if wrong:
+        raise DataError(f"the class {wrong[0][:60]!a} is named twice, or not printable: rename it")
+    if len(names) > MAX_CLASSES:
+        raise DataError(f"{len(names):,} classes, at most {MAX_CLASSES:,} are possible")
     return names
 
 
@@ -315,16 +314,10 @@ def _texts_of(value: Any) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split("|"))
 
 
-def labels_note(source: str, labels: Labels, method: str) -> str:
-    """Return the line of the log on the labels of a source, matched by ``method``."""
-    return (
-        f"{source}: {int(labels.has().sum()):,} of {len(labels):,} items labelled, "
-        f"{labels.n_classes:,} classes, {method}"
-    )
-
-
-def class_notes(labels: Labels) -> list[str]:
-    """Return lines of the log on the classes: their sizes, and what looks like a mistake."""
+def label_notes(labels: Labels, source: str, method: str) -> list[str]:
+    """Return lines of the log on labels from ``source``, which belong to their items by ``method``:
+    how many, the sizes of the classes, and what looks like a mistake.
+    """
     counts = labels.counts()
     sizes = [
         f"{labels.class_names[c]} {counts[c]:,}" for c in np.argsort(-counts, kind="stable")[:10]
@@ -335,6 +328,8 @@ def class_notes(labels: Labels) -> list[str]:
     single = int((counts == 1).sum())
     doubt = f"{single:,} of {len(counts):,} classes have one item: are they ids or captions?"
     return [
+        f"{source}: {int(labels.has().sum()):,} of {len(labels):,} items labelled, "
+        f"{labels.n_classes:,} classes, {method}",
         f"items of each class: {', '.join(sizes)}",
         *([advice] if missing else []),
         *([doubt] if single > 2 and 2 * single > len(counts) else []),

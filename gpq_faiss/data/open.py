@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -11,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,17 @@ import numpy as np
 
 from ..errors import DataError, UsageError, one_line, optional
 from ..files import cache_folder, content_of, fingerprint
+from ..ids import read_ids
 from ..inputs import read_text, reading
 from ..store.hdf5 import as_texts
-from .base import Dataset, FeatureDataset, ImageDataset, image_files
-from .images import IMAGE_SUFFIXES, BrokenImageError, as_array, to_pixels, without_gradient
+from .base import Dataset, FeatureDataset, ImageDataset, image_files, images_in_memory
+from .images import IMAGE_SUFFIXES, as_array, without_gradient
 from .labels import (
     ROW,
     WHOLE,
     Labels,
-    class_notes,
     composed,
-    labels_note,
+    label_notes,
     labels_of,
     named,
     plain_text,
@@ -39,14 +39,11 @@ from .tables import (
     PLAIN,
     Options,
     Table,
-    expanded,
     file_form,
     files_of,
     frame_table,
     natural_order,
     open_tables,
-    read_ids,
-    table_of_records,
     usual,
 )
 
@@ -56,7 +53,7 @@ log = logging.getLogger(__name__)
 
 
 def open_table(name: str, table: Table, o: Options, mark: str = "", folder: str = "") -> Dataset:
-    """Open the images below ``folder`` that a column of paths lists, or vectors.
+    """Open the images that a column of paths lists, below ``root`` or ``folder``, or vectors.
 
     A column of lists goes before paths of images, and these before columns of numbers.
     """
@@ -70,6 +67,7 @@ def open_table(name: str, table: Table, o: Options, mark: str = "", folder: str 
         return FeatureDataset(name=name, fingerprint=mark, matrix=matrix, **attributes)
     if table.kinds[image] != "image":
         listed = table.texts(image).tolist()
+        folder = folder if o.root is None else os.path.expanduser(o.root)
         paths = [os.path.join(folder, text.replace("\\", "/")) for text in listed]
         if not any(map(os.path.isfile, paths)):
             raise DataError(
@@ -81,14 +79,17 @@ def open_table(name: str, table: Table, o: Options, mark: str = "", folder: str 
 
     def fetch(i: int) -> bytes | str:
         value = table.rows[image][i].as_py() or {}
-        encoded = value if isinstance(value, bytes) else value.get("bytes") or value.get("path")
-        if encoded is None:
-            raise BrokenImageError(f"row {i}", "there is no image in this row")
-        return encoded
+        return value if isinstance(value, bytes) else value.get("bytes") or value.get("path") or b""
 
     names = attributes["texts"].get("name", range(len(table.rows)))
-    options = {"paths": [f"{name}!{text}" for text in names], "max_bad": o.max_bad, **attributes}
-    return ImageDataset(name=name, fingerprint=mark, fetch=fetch, **options)
+    return ImageDataset(
+        name=name,
+        fingerprint=mark,
+        paths=[f"{name}!{text}" for text in names],
+        fetch=fetch,
+        max_bad=o.max_bad,
+        **attributes,
+    )
 
 
 def open_files(path: str, o: Options = PLAIN, *, form: str = "features") -> Dataset:
@@ -98,7 +99,6 @@ def open_files(path: str, o: Options = PLAIN, *, form: str = "features") -> Data
     them.
     """
     files, name, metadata = files_of(path), f"{form}:{path}", []
-    folder = str(files[0].parent) if o.root is None else os.path.expanduser(o.root)
     if files[0].is_dir():
         root = files[0].parent if files[0].name == "img_emb" else files[0]
         files, metadata = tables_in(root / "img_emb"), tables_in(root / "metadata")
@@ -114,7 +114,7 @@ def open_files(path: str, o: Options = PLAIN, *, form: str = "features") -> Data
         return _open_by_datasets("parquet", name, list(map(str, files)), mark, o)
     if max(len(array.shape) for array in [*table.arrays.values(), np.zeros(0)]) > 2:
         return open_array(next(iter(table.arrays.values())), o)
-    return open_table(name, table, o, mark, folder)
+    return open_table(name, table, o, mark, str(files[0].parent))
 
 
 def tables_in(folder: Path) -> list[Path]:
@@ -125,32 +125,22 @@ def tables_in(folder: Path) -> list[Path]:
 
 def open_frame(source: Any, o: Options = PLAIN) -> Dataset:
     """Open vectors or paths of images in a table in memory that has Arrow's interface."""
-    return open_table(type(source).__name__, frame_table(source), o, folder=o.root or "")
+    return open_table(type(source).__name__, frame_table(source), o)
 
 
 def open_list(path: str, o: Options = PLAIN) -> Dataset:
     """Open a text with lines of a path and 0/1 labels, one class number (-1 is unlabelled), or
     nothing."""
     file = files_of(path)[0]
-    text = read_text(file, "a list of images")
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    labels = [re.sub(r".*?((\s+-?\d+)*)$", r"\1", line, count=1) for line in lines]
-    widths = sorted({len(label.split()) for label in labels})
-    if len(widths) != 1 or (widths[0] > 1 and not {*" ".join(labels).split()} <= {"0", "1"}):
-        raise DataError(
-            f"{file} has lines with {', '.join(map(str, widths)) or 'no'} numbers"
-            f": a path and 0 or 1 for each class, or a class number, are needed"
-        )
-    images = [line.removesuffix(label) for line, label in zip(lines, labels, strict=True)]
-    columns = {"image": np.array(images), "label": np.array(labels)}
-    table = Table(str(file), columns if widths[0] else {"image": columns["image"]})
-    base = str(file.parent) if o.root is None else os.path.expanduser(o.root)
-    return open_table(f"list:{path}", table, replace(o, image_column="image"), folder=base)
-
-
-def open_image(path: str, o: Options = PLAIN) -> ImageDataset:
-    """Open an image file as a data set of one item."""
-    return image_files(path, [os.path.expanduser(path)], [path], max_bad=0.0)
+    pattern = re.compile(r"^[ \t]*(\S.*?)((?:[ \t]+-?\d+)*)[ \t]*$", re.MULTILINE)
+    lines = pattern.findall(read_text(file, "a list of images"))
+    columns = {"image": np.array([name for name, _ in lines], np.str_)}
+    with reading(file, "lines of a path, and 0 or 1 for each class or one class number"):
+        labels = np.array([numbers.split() for _, numbers in lines], np.int64)
+    table = Table(str(file), columns | ({"label": labels} if labels.size else {}))
+    return open_table(
+        f"list:{path}", table, replace(o, image_column="image"), folder=str(file.parent)
+    )
 
 
 # Hugging Face -------------------------------------------------------------------------------------
@@ -170,21 +160,21 @@ def _by_datasets(name: str, load: Callable[[Any], Any]) -> Any:
 
 def _open_by_datasets(form: str, name: str, files: list[str], mark: str, o: Options) -> Dataset:
     """Open files of images, which ``datasets`` copies to the cache folder as Arrow."""
-    options: dict[str, Any] = {"split": "train", "cache_dir": str(cache_folder() / "datasets")}
-    options["data_files"] = {"train": files}
-    rows = _by_datasets(name, lambda library: library.load_dataset(form, **options))
+    folder = str(cache_folder() / "datasets")
+    options = {"data_files": {"train": files}, "split": "train", "cache_dir": folder}
+    rows = _by_datasets(name, methodcaller("load_dataset", form, **options))
     if len(rows.features) == 3 and len({*map(os.path.dirname, rows["__key__"])}) > 1:
         raise DataError(f"{name} holds folders of images alone: extract it, and give the folder")
     return open_hf(rows, o, name, mark)
 
 
 def open_webdataset(path: str, o: Options = PLAIN) -> Dataset:
-    """Open WebDataset shards: paths, a pattern, or URLs.
+    """Open WebDataset shards: a path, a URL, or a pattern.
 
     Names are the keys. Labels are in ``.cls`` or a field of ``.json``; captions are no labels.
     """
     is_remote = "://" in path
-    files = expanded(path) if is_remote else list(map(str, files_of(path)))
+    files = [path] if is_remote else list(map(str, files_of(path)))
     mark = "" if is_remote else content_of(files)  # of remote ones, that of their copy
     # A URL may hold a password and a token.
     name = re.sub(r"(?<=://)[^/?#]*@|[?#].*", "", path) if is_remote else path
@@ -196,8 +186,7 @@ def open_hf(source: Any, o: Options = PLAIN, name: str = "", mark: str = "") -> 
     that ``save_to_disk`` wrote: all splits, test splits last."""
     name = name or f"hf:{source if isinstance(source, str) else type(source).__name__}"
     if isinstance(source, str):
-        folder = os.path.expanduser(source)
-        source = _by_datasets(name, lambda library: library.load_from_disk(folder))
+        source = _by_datasets(name, methodcaller("load_from_disk", os.path.expanduser(source)))
     if isinstance(source, dict):
         parts = [
             source[split] for split in sorted(source, key=lambda split: (split == "test", split))
@@ -214,11 +203,11 @@ def open_hf(source: Any, o: Options = PLAIN, name: str = "", mark: str = "") -> 
     table = Table(name, {}, data)
     for column, kind in source.features.items():
         if class_names := getattr(getattr(kind, "feature", kind), "names", None):
-            values = [named(value, class_names) for value in table.values(column).tolist()]
+            values = (named(value, class_names) for value in table.values(column).tolist())
             table.arrays[column] = np.fromiter(values, object)
-    files = [file["filename"] for file in source.cache_files]
-    mark = mark or fingerprint(content_of(files), source._fingerprint)
-    return open_table(name, table, o, mark, o.root or "")
+    contents = content_of(file["filename"] for file in source.cache_files)
+    mark = mark or fingerprint(contents, source._fingerprint)
+    return open_table(name, table, o, mark)
 
 
 # Arrays, tensors, lists and map-style data sets of torch ------------------------------------------
@@ -230,8 +219,8 @@ def open_array(values: Any, o: Options = PLAIN) -> Dataset:
     Raises DataError: neither vectors nor images.
     """
     array = as_array(values[:], "the array")
-    mark = fingerprint("array", str(array.shape), np.ascontiguousarray(array).tobytes())
     if array.ndim < 3:
+        mark = fingerprint("array", str(array.shape), np.ascontiguousarray(array).tobytes())
         return FeatureDataset(name="array", fingerprint=mark, matrix=array)
     planes = array.ndim == 4 and array.shape[3] != 3 and array.shape[1] == 3
     pixels = array.transpose(0, 2, 3, 1) if planes else array
@@ -240,7 +229,7 @@ def open_array(values: Any, o: Options = PLAIN) -> Dataset:
             f"array is {array.dtype} {list(array.shape)}"
             f": images are uint8 [N, H, W(, 3)], vectors are numbers [N, width]"
         )
-    return ImageDataset(name="array", fingerprint=mark, pixels=pixels)
+    return images_in_memory("array", pixels)
 
 
 def _targets(source: Any) -> tuple[Any, Any]:
@@ -255,7 +244,7 @@ def _targets(source: Any) -> tuple[Any, Any]:
 
 
 def open_items(source: Any, o: Options = PLAIN) -> ImageDataset:
-    """Open a list or a map-style data set of images, in any form that :func:`.images.to_images`
+    """Open a list or a map-style data set of images, in any form that :func:`.images.to_pixels`
     takes, or of (image, label).
 
     They are read on demand, by one thread at a time, so the source must return the same image each
@@ -266,11 +255,8 @@ def open_items(source: Any, o: Options = PLAIN) -> ImageDataset:
         raise UsageError(f"{name} has no access by index: a data set with len() and [i] is needed")
 
     def item(i: int) -> Any:
-        try:
-            with lock:
-                value = source[i]
-        except Exception as error:  # any error of the source
-            raise BrokenImageError(f"item {i}", one_line(error)) from None
+        with lock:
+            value = source[i]
         return value if isinstance(value, tuple | list) and len(value) == 2 else (value, None)
 
     paths, attributes = [f"item {i}" for i in range(len(source))], dict[str, Any]()
@@ -278,19 +264,19 @@ def open_items(source: Any, o: Options = PLAIN) -> ImageDataset:
         targets, classes = _targets(source)
         targets = [item(i)[1] for i in range(len(paths))] if targets is None else targets
         labels = Labels.from_ids(targets, classes) if classes else labels_of(targets, "labels")
-        attributes = {"labels": labels, "notes": [labels_note(name, labels, "in its items")]}
+        attributes = {"labels": labels, "label_source": (name, "in its items")}
     if not paths:
         raise DataError(f"{name} has no items")
     dataset = ImageDataset(
         name=name,
         fingerprint="",
         paths=paths,
-        fetch=lambda i: to_pixels(item(i)[0], f"item {i}"),
+        fetch=lambda i: item(i)[0],
         max_bad=o.max_bad,
         **attributes,
     )
-    sample = np.unique(np.linspace(0, len(paths) - 1, num=64).astype(np.int64))
-    contents = [b"" if image is None else image.tobytes() for image in dataset.read(sample)]
+    sample = dataset.read(np.unique(np.linspace(0, len(paths) - 1, num=64).astype(np.int64)))
+    contents = [b"" if image is None else image.tobytes() for image in sample]
     return replace(dataset, fingerprint=fingerprint("items", str(len(paths)), *contents))
 
 
@@ -302,7 +288,7 @@ _SOURCES: dict[str, tuple[str, Callable[[Any, Options], Dataset], str]] = {
     "digits": ("", open_digits, ""),
     "cifar10": ("[:ROOT]", partial(open_published, name="cifar10"), ""),
     "fashion-mnist": ("[:ROOT]", partial(open_published, name="fashion-mnist"), ""),
-    "nuswide": (":ROOT", open_nuswide, "concepts"),
+    "nuswide": (":ROOT", open_nuswide, ""),
     "folder": (":PATH", open_folder, ""),
     "list": (":FILE", open_list, "root"),
     "csv": (":FILE", partial(open_files, form="csv"), _TABLE),
@@ -310,7 +296,11 @@ _SOURCES: dict[str, tuple[str, Callable[[Any, Options], Dataset], str]] = {
     "webdataset": (":FILES", open_webdataset, _TABLE),
     "hf": (":FOLDER", open_hf, _TABLE),
     "features": (":FILES", open_files, _TABLE),
-    "image": (":FILE", open_image, ""),
+    "image": (
+        ":FILE",
+        lambda path, _: image_files(path, [os.path.expanduser(path)], [path], max_bad=0.0),
+        "",
+    ),
 }
 """Form of a DATA argument -> what follows its name, its opener, and the options that it takes."""
 FORMS = " | ".join(name + usage for name, (usage, *_) in _SOURCES.items())
@@ -344,7 +334,8 @@ def _opener(source: object) -> tuple[str, Callable[[Any, Options], Dataset], str
     An object's library is not imported. Raises UsageError: a DATA argument lacks its path, or has
     one too many.
     """
-    if isinstance(source, str):
+    if isinstance(source, str | os.PathLike):
+        source = str(source)
         source = source if source.partition(":")[0] in _SOURCES else f"{form_of(source)}:{source}"
         form, colon, path = source.partition(":")
         usage, opener, takes = _SOURCES[form]
@@ -352,7 +343,7 @@ def _opener(source: object) -> tuple[str, Callable[[Any, Options], Dataset], str
             raise UsageError(f"{source!r} has a path too many or too few: the forms are {FORMS}")
         return form, opener, takes, path or None
     if isinstance(source, Dataset):
-        return "a data set", lambda dataset, _: dataset, "", source
+        return "a data set", lambda dataset, _: replace(dataset, notes=[]), "", source
     if "datasets" in {kind.__module__.partition(".")[0] for kind in type(source).__mro__}:
         return "a Hugging Face data set", open_hf, _TABLE, source
     if hasattr(source, "__arrow_c_stream__"):
@@ -382,9 +373,8 @@ def open_data(
         read: ``label_column`` and ``id_column`` of a table of labels or of the source; ``vectors``,
             columns or a pattern of columns; ``keep``, columns of texts to show in results, a list
             or separated by commas; ``image_column``; ``root``, the base folder of paths in lists
-            and tables (default: that of the file); ``concepts`` of ``nuswide``, the number of most
-            frequent ones (21); ``max_bad``, the allowed fraction of missing and broken images
-            (0.01); ``download``, whether ``cifar10`` and ``fashion-mnist`` may be downloaded.
+            and tables (default: that of the file); ``max_bad``, the allowed fraction of missing and
+            broken images (0.01).
 
     Raises:
         UsageError: an unknown form or option, or an option that does not apply to the form.
@@ -397,8 +387,7 @@ def open_data(
     """
     attached = {"label": labels, "id": ids, "name": names}
     attached = {name: value for name, value in attached.items() if value is not None}
-    text = str(source) if isinstance(source, os.PathLike) else source
-    form, opener, takes, opened = _opener(text)
+    form, opener, takes, opened = _opener(source)
     allowed = ["max_bad", *takes.split(), *["id_column", "label_column"] * ("label" in attached)]
     if wrong := [option for option in read if option not in allowed]:
         raise UsageError(f"--read {wrong[0]} does not apply to {form}: use {', '.join(allowed)}")
@@ -407,8 +396,8 @@ def open_data(
     keep = read.get("keep") or ()
     options = Options(**read | {"keep": keep.split(",") if isinstance(keep, str) else keep})
     # A column of labels or ids that is named belongs to the labels beside the data, if any.
-    columns: dict[str, Any] = {"label_column": None, "id_column": None, "with_labels": False}
-    columns = columns if "label" in attached else {}
+    beside: dict[str, Any] = {"label_column": None, "id_column": None, "with_labels": False}
+    columns = beside if "label" in attached else {}
     for name, value in list(attached.items()) if takes == _TABLE else ():
         if isinstance(value, str) and not os.path.splitext(value)[1] and not os.path.exists(value):
             columns[f"{name}_column"] = attached.pop(name)
@@ -417,10 +406,10 @@ def open_data(
     if "name" in attached:
         dataset = _with_names(dataset, attached["name"])
     if "id" in attached:
-        dataset = replace(dataset, ids=read_ids(attached["id"]))
+        dataset = replace(dataset, ids=read_ids(without_gradient(attached["id"])))
     if "label" in attached:
         dataset = _with_labels(dataset, attached["label"], options)
-    return dataset if isinstance(source, Dataset) and not attached else _completed(dataset)
+    return source if isinstance(source, Dataset) and not attached else _completed(dataset)
 
 
 def _completed(dataset: Dataset) -> Dataset:
@@ -428,10 +417,9 @@ def _completed(dataset: Dataset) -> Dataset:
     labels = dataset.labels if dataset.labels is not None and dataset.labels.has().any() else None
     texts = [f"{name}\0" + "\0".join(dataset.texts[name]) for name in sorted(dataset.texts)]
     marks = dataset.ids.tobytes(), "" if labels is None else labels.fingerprint()
-    notes = [*dataset.notes, *([] if labels is None else class_notes(labels))]
-    # A sort is much faster than np.unique.
-    if repeated := int((np.diff(np.sort(dataset.ids)) == 0).sum()):
-        notes.append(f"{repeated:,} of the {len(dataset):,} ids are repeated")
+    source, method = dataset.label_source
+    notes = label_notes(labels, source or dataset.name, method) if labels else ["no labels"]
+    notes += dataset.notes
     for note in notes:
         log.info("%s: %s", dataset.name, note)
     mark = fingerprint(dataset.fingerprint, *marks, *texts)
@@ -476,21 +464,15 @@ def _with_labels(dataset: Dataset, labels: Any, o: Options) -> Dataset:
         raise UsageError(f"--read label_column, id_column: {source} has no columns")
     else:
         attached = labels_of(labels, source)
-    notes = [labels_note(source, attached, method), *dataset.notes[1:]]
-    return replace(dataset, labels=attached, notes=notes)
+    return replace(dataset, labels=attached, label_source=(source, method))
 
 
 def _read_labels(files: Sequence[Path]) -> Any:
-    """Read labels as a table, a dict by id or name, or values in the order of the items.
+    """Read labels as a table, or as lines in the order of the items.
 
     In a text of one per line, a first line with a usual name, or of text above numbers, is a
     header.
     """
-    if files[0].suffix == ".json":
-        with reading(files[0], "JSON of labels"):
-            values = json.loads(read_text(files[0], "JSON of labels"))
-        is_records = isinstance(values, list) and any(isinstance(value, dict) for value in values)
-        return table_of_records(files[0], values) if is_records else values
     form = file_form(files[0])
     if form not in ("text", "csv"):
         return open_tables(files)
@@ -527,11 +509,9 @@ def _matched(
     A table without ids or names has one row for each item, in order. Data without names take those
     of a table of as many rows.
     """
-    columns = list(table.kinds)
-    only = columns[0] if len(columns) == 1 else None
-    labels = table.labels(replace(o, label_column=o.label_column or only))
-    items = o.id_column or (None if only else usual("items", columns))
-    if items is None and (only or len(labels) == len(dataset)):
+    labels, is_single = table.labels(o), len(table.kinds) == 1
+    items = o.id_column or (None if is_single else usual("items", table.kinds))
+    if items is None and (is_single or len(labels) == len(dataset)):
         return dataset, labels, "in their order"
     column = table.column(items, "id_column")
     texts, ids = list(map(_key, table.values(column))), list(map(str, dataset.ids.tolist()))
@@ -546,9 +526,9 @@ def _matched(
     for way, shorten in _WAYS.items():
         keys = ids if way == "id" else list(map(shorten, names))
         positions = {shorten(text): i for i, text in enumerate(texts) if text} if keys else {}
-        is_unique = len(positions) == len(texts) - texts.count("")
-        is_unique &= way == "id" or len(set(keys)) == len(keys)
-        if is_unique and not positions.keys().isdisjoint(keys):
+        is_unique = way == "id" or len(set(keys)) == len(keys)
+        is_complete = len(positions) == len(texts) - texts.count("")
+        if is_unique and is_complete and not positions.keys().isdisjoint(keys):
             break
     else:
         raise DataError(

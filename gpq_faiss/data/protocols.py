@@ -29,10 +29,10 @@ from numpy.typing import NDArray
 
 from ..errors import DataError, UsageError
 from ..files import fingerprint, read_json, write_json
+from ..ids import read_ids
 from ..inputs import reading
 from .base import Dataset
 from .labels import Labels, errors_of
-from .tables import read_ids
 
 PROTOCOLS = ("1", "2", "transfer", "none")
 _QUERY, _LABELLED, _CLASSES, _HALVES = range(4)  # streams of random numbers
@@ -81,15 +81,17 @@ class Split:
 
     def save(self, path: str | Path) -> None:
         """Write as JSON, with one compressed byte per item."""
-        content = {
-            "protocol": self.name,
-            "seed": self.seed,
-            "sizes": {role: len(getattr(self, role)) for role in _BITS},
-            "hash": self.hash,
-            "seen_classes": self.seen_classes,
-            "roles": base64.b64encode(zlib.compress(self.roles.tobytes(), 9)).decode(),
-        }
-        write_json(path, content)
+        write_json(
+            path,
+            {
+                "protocol": self.name,
+                "seed": self.seed,
+                "sizes": {role: len(getattr(self, role)) for role in _BITS},
+                "hash": self.hash,
+                "seen_classes": self.seen_classes,
+                "roles": base64.b64encode(zlib.compress(self.roles.tobytes(), 9)).decode(),
+            },
+        )
 
 
 def load_split(path: str | Path) -> Split:
@@ -219,15 +221,15 @@ def make_split(
             f"{', '.join(PROTOCOLS)}, only protocol 1 takes queries, and a seed is not negative"
         )
     has_unseen = protocol in ("2", "transfer")
-    default = "all" if has_unseen else str(1 / 12)
-    spec = default if labelled in (None, "") else str(labelled)
+    default = "all" if has_unseen else 1 / 12
+    spec = str(default if labelled in (None, "") else labelled)
     has_label, query = labels.has(), np.zeros(len(labels), bool)
     visible, seen_classes = labels, None
     with errors_of(source):
         if has_unseen:
             present = np.flatnonzero(labels.counts())
-            count = max(1, int(0.75 * len(present)))
-            seen_classes = tuple(sorted(_permuted(present, seed, _CLASSES)[:count].tolist()))
+            seen = _permuted(present, seed, _CLASSES)[: max(1, int(0.75 * len(present)))]
+            seen_classes = tuple(sorted(seen.tolist()))
             names = [labels.class_names[c] for c in seen_classes]
             hidden = labels.over(set(labels.class_names) - set(names)).has()
             first = _first_halves(labels, hidden, seed)

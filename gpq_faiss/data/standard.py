@@ -7,7 +7,6 @@ this module 2 s.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -15,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..errors import DataError, UsageError, one_line
-from ..files import cache_folder, fingerprint
-from ..inputs import read_text
-from .base import ImageDataset, image_files
+from ..errors import DataError, one_line, optional
+from ..files import cache_folder
+from ..inputs import read_text, reading
+from .base import ImageDataset, image_files, images_in_memory
 from .images import IMAGE_SUFFIXES, is_image_name, shown
-from .labels import Labels, composed, labels_note
+from .labels import Labels, composed
 from .tables import PLAIN, Options
 
 # Folders ------------------------------------------------------------------------------------------
@@ -58,8 +56,8 @@ _ANNOTATIONS = {
 }
 
 
-def layout_of(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the class of each image by its relative name, and notes.
+def classes_of(names: Sequence[str]) -> list[str]:
+    """Return the class of each image by its relative name.
 
     The class is the first folder, below ``train`` and ``test`` the second, and so below folders of
     domains that hold the same classes; empty outside of folders. Common parents and folders such as
@@ -80,20 +78,15 @@ def layout_of(names: Sequence[str]) -> tuple[list[str], list[str]]:
     splits = {top for top in tops if top.lower() in _SPLITS}
     strange = {top for top in tops if top.lower() not in _SPLITS | _UNLABELLED}
     is_split = bool(splits) and (not strange or (len(splits) > 1 and bool(repeated)))
-    is_nested = len(tops) > 1 and {top for top, _ in pairs} == {*tops}
-    domains = not is_split and is_nested and 2 * len(repeated) >= len(shared)
-    notes = [f"{', '.join(tops)} hold the same folders: these are the classes"] * domains
-    if splits and not is_split:
-        notes.append(f"{', '.join(sorted(splits))} beside other folders: taken as classes")
-    level = int(is_split or domains)
+    are_domains = len(tops) > 1 and {top for top, _ in pairs} == {*tops}
+    level = int(is_split or (are_domains and 2 * len(repeated) >= len(shared)))
     skipped = {*tops} - splits if is_split else {None}
     is_labelled = [len(path) > level and path[0] not in skipped for path in folders]
-    classes = [path[level] if ok else "" for path, ok in zip(folders, is_labelled, strict=True)]
-    return classes, notes
+    return [path[level] if ok else "" for path, ok in zip(folders, is_labelled, strict=True)]
 
 
 def open_folder(path: str, o: Options = PLAIN) -> ImageDataset:
-    """Open images of a folder, labelled by :func:`layout_of`; those of test folders come last.
+    """Open images of a folder, labelled by :func:`classes_of`; those of test folders come last.
 
     Folders of the system, of masks beside ``images``, and links to folders of the tree are left
     out.
@@ -131,37 +124,32 @@ def open_folder(path: str, o: Options = PLAIN) -> ImageDataset:
             f"{name} contains no images ({'; '.join(notes) or 'it is empty'})"
             f": images end in {', '.join(sorted(IMAGE_SUFFIXES))}, vectors need features:PATH"
         )
-    classes, layout_notes = layout_of(images)
+    classes = classes_of(images)
     late = [bool({*file.lower().split("/")[:-1]} & _TEST) for file in images]
     order = sorted(zip(late, [not c for c in classes], classes, images, strict=True))
     labels = Labels.from_names([(c,) if c else () for _, _, c, _ in order])
-    notes = [labels_note(root.name, labels, "by their folders"), *notes, *layout_notes]
     paths, texts = [str(root / file) for *_, file in order], [composed(row[3]) for row in order]
-    return image_files(name, paths, texts, labels=labels, notes=notes, max_bad=o.max_bad)
+    return image_files(
+        name,
+        paths,
+        texts,
+        labels=labels,
+        label_source=(root.name, "by their folders"),
+        notes=notes,
+        max_bad=o.max_bad,
+    )
 
 
 # Published data sets ------------------------------------------------------------------------------
 
 
-def _in_memory(
-    name: str, pixels: NDArray[np.uint8], labels: Labels, mirrors: bool = True
-) -> ImageDataset:
-    mark = fingerprint(name, str(pixels.shape), pixels.tobytes())
-    notes = [labels_note(name, labels, "in its own order")]
-    return ImageDataset(
-        name=name, fingerprint=mark, pixels=pixels, labels=labels, notes=notes, mirrors=mirrors
-    )
-
-
 def open_digits(_: None = None, o: Options = PLAIN) -> ImageDataset:
     """Open 1,797 images of 8 x 8 grey pixels in ten classes (UCI Optical Recognition of Digits)."""
-    package = importlib.util.find_spec("sklearn")  # importing scikit-learn takes seconds
-    if package is None or package.origin is None:
-        raise UsageError("digits are inside scikit-learn: pip install 'gpq-faiss[train]'")
-    table = np.loadtxt(Path(package.origin).parent / "datasets/data/digits.csv.gz", delimiter=",")
-    pixels = np.rint(table[:, :-1].reshape(-1, 8, 8) * (255.0 / 16.0)).astype(np.uint8)
-    labels = Labels.from_ids(table[:, -1].astype(np.int64), tuple("0123456789"))
-    return _in_memory("digits", pixels, labels, mirrors=False)
+    remedy = "digits are inside scikit-learn: pip install 'gpq-faiss[train]'"
+    x, classes = optional("sklearn.datasets", remedy).load_digits(return_X_y=True)
+    pixels = np.rint(x.reshape(-1, 8, 8) * (255.0 / 16.0)).astype(np.uint8)
+    labels = Labels.from_ids(classes, tuple("0123456789"))
+    return images_in_memory("digits", pixels, labels=labels, mirrors=False)
 
 
 def open_published(root: str | None, o: Options, *, name: str) -> ImageDataset:
@@ -185,37 +173,30 @@ def open_published(root: str | None, o: Options, *, name: str) -> ImageDataset:
         ) from None
     classes = np.concatenate([np.asarray(subset.targets) for subset in parts])
     pixels = np.concatenate([np.asarray(subset.data) for subset in parts])
-    return _in_memory(name, pixels, Labels.from_ids(classes, parts[0].classes))
+    return images_in_memory(name, pixels, labels=Labels.from_ids(classes, parts[0].classes))
 
 
 def open_nuswide(root: str, o: Options = PLAIN) -> ImageDataset:
-    """Open NUS-WIDE (Chua et al., CIVR 2009) with its most frequent concepts (ties by name).
+    """Open NUS-WIDE (Chua et al., CIVR 2009) with its 21 most frequent concepts (ties by name).
 
     Images without any of them are left out; ids are row numbers in the official image list.
     """
-    folder, number = Path(root).expanduser(), 21 if o.concepts is None else o.concepts
+    folder = Path(root).expanduser()
     listed = read_text(folder / "ImageList/Imagelist.txt", "image names, one per line,").split("\n")
     names = [line.strip().replace("\\", "/") for line in listed if line.strip()]
     concepts = read_text(folder / "ConceptsList/Concepts81.txt", "concept names").split()
-    if not 1 <= number <= len(concepts):
-        raise UsageError(f"--read concepts={number}: 1 to {len(concepts)} are possible")
-    matrix = np.zeros((len(names), len(concepts)), bool)
+    matrix = np.zeros((len(names), len(concepts)), np.int8)
     for c, concept in enumerate(concepts):
         path = folder / "Groundtruth/AllLabels" / f"Labels_{concept}.txt"
-        values = read_text(path, "0 or 1 for each image,").split()
-        if len(values) != len(names) or not {"0", "1"}.issuperset(values):
-            raise DataError(
-                f"{path} has {len(values):,} labels, not 0 or 1 for each of the"
-                f" {len(names):,} images: damaged or foreign"
-            )
-        matrix[:, c] = np.array(values) == "1"
+        with reading(path, f"0 or 1 for each of the {len(names):,} images"):
+            matrix[:, c] = np.array(path.read_text().split(), np.int8).reshape(len(names))
     order = sorted(range(len(concepts)), key=lambda c: (-int(matrix[:, c].sum()), concepts[c]))
-    chosen = sorted(order[:number])
+    chosen = sorted(order[:21])
     ids = np.flatnonzero(matrix[:, chosen].any(axis=1))
     labels = Labels.from_multihot(matrix[ids][:, chosen], [concepts[c] for c in chosen])
-    notes = [labels_note(f"nuswide:{root}", labels, "in the order of the image list")]
-    notes.append(f"{len(names) - len(ids):,} of {len(names):,} images have none of the concepts")
+    notes = [f"{len(names) - len(ids):,} of {len(names):,} images have none of the concepts"]
     texts = [names[i] for i in ids]
     paths = [os.path.join(folder, "Flickr", text) for text in texts]
-    attributes: dict[str, Any] = {"labels": labels, "ids": ids, "notes": notes}
-    return image_files(f"nuswide:{root}", paths, texts, max_bad=o.max_bad, **attributes)
+    return image_files(
+        f"nuswide:{root}", paths, texts, labels=labels, ids=ids, notes=notes, max_bad=o.max_bad
+    )

@@ -7,7 +7,6 @@ Parquet, Arrow and CSV are read by pyarrow, arrays by numpy and h5py.
 from __future__ import annotations
 
 import codecs
-import contextlib
 import csv
 import fnmatch
 import functools
@@ -30,10 +29,11 @@ from numpy.typing import NDArray
 
 from ..codes.checks import named_rows
 from ..errors import DataError, one_line, optional
+from ..ids import whole_numbers
 from ..inputs import read_text, reading
 from ..store.hdf5 import Hdf5Array, Texts, as_texts, open_hdf5
-from .images import is_image_name, without_gradient
-from .labels import WHOLE, Labels, Rows, errors_of, labels_note, labels_of, plain_text, row_numbers
+from .images import is_image_name
+from .labels import WHOLE, Labels, Rows, labels_of, plain_text, row_numbers
 
 # Matrices -----------------------------------------------------------------------------------------
 
@@ -81,6 +81,9 @@ Matrix = NDArray[Any] | LazyArray | Hdf5Array | JoinedMatrix
 """Rows of numbers: indexed by a slice with step 1 or by an array of positions, in any order."""
 
 
+_NPY_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+
+
 def npy_array(path: Path) -> Matrix:
     """Map the array in a ``.npy`` file."""
     with reading(path, "a .npy array without Python objects, which are not loaded"):
@@ -100,9 +103,7 @@ def npz_arrays(path: Path) -> dict[str, Matrix]:
     with zipfile.ZipFile(path) as archive:
         for member in archive.namelist():
             with archive.open(member) as file:
-                version = npy.read_magic(file)
-                read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-                shape, _, dtype = read(file)
+                shape, _, dtype = _NPY_HEADERS[npy.read_magic(file)](file)
             name = member.removesuffix(".npy")
             arrays[name] = LazyArray(shape, dtype, functools.partial(load, name))
     return arrays
@@ -133,7 +134,7 @@ a table of labels names its items."""
 ENDINGS = {
     **{".npy": "npy", ".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5", ".parquet": "parquet"},
     **{".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".csv": "csv", ".tsv": "csv"},
-    **{".jsonl": "json", ".ndjson": "json"},
+    **{".jsonl": "json", ".ndjson": "json", ".json": "JSON of records"},
 }
 """Form of a table by the ending of its file."""
 _PICKLE = "it can run code, so it is not loaded: save arrays as .npy, tables as .parquet"
@@ -163,7 +164,7 @@ _MAGIC: dict[bytes, tuple[str, str]] = {
 }
 """First bytes of files -> their form; forms that are not read have a remedy."""
 _UNREAD = (
-    *(".json", ".yaml", ".xml", ".safetensors", ".pkl", ".pickle", ".mat", ".xls", ".orc"),
+    *(".yaml", ".xml", ".safetensors", ".pkl", ".pickle", ".mat", ".xls", ".orc"),
     *(".fvecs", ".bvecs", ".fbin"),
 )
 _ZIPS = {
@@ -175,18 +176,6 @@ _ZIPS = {
 
 # Files --------------------------------------------------------------------------------------------
 
-_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
-
-
-def expanded(pattern: str) -> list[str]:
-    """Return the names of ``x-{00..12}.tar``, with numbers as wide as the first."""
-    match = _RANGE.search(pattern)
-    if match is None:
-        return [pattern]
-    prefix, suffix = pattern[: match.start()], pattern[match.end() :]
-    numbers = range(int(match[1]), int(match[2]) + 1)
-    return [f"{prefix}{number:0{len(match[1])}d}{suffix}" for number in numbers]
-
 
 def natural_order(name: str) -> list[tuple[int, str]]:
     """Return a key for sorting by the numbers in names: 2 before 10."""
@@ -195,14 +184,14 @@ def natural_order(name: str) -> list[tuple[int, str]]:
 
 
 def files_of(path: str | os.PathLike[str]) -> list[Path]:
-    """Return the files of a path or a pattern (``*``, ``?``, ``[0-9]``, ``{000..009}``).
+    """Return the files of a path or a pattern (``*``, ``?``, ``[0-9]``) in numeric order.
 
-    They are in numeric order. Raises DataError: there is none.
+    Raises DataError: no file matches the pattern.
     """
     text = os.path.expanduser(path)
-    names = expanded(text)
-    if glob.has_magic(text) and not os.path.exists(text):
-        names = sorted((file for name in names for file in glob.glob(name)), key=natural_order)
+    if not glob.has_magic(text) or os.path.exists(text):
+        return [Path(text)]
+    names = sorted(glob.glob(text), key=natural_order)
     if not names:
         raise DataError(f"{text}: no file matches this pattern")
     return list(map(Path, names))
@@ -216,8 +205,8 @@ def file_form(path: Path) -> str:
     with reading(path, "a file of data"), path.open("rb") as file:
         head = file.read(512)
     ending = path.suffix.lower()
-    by_ending = ENDINGS.get(ending, "text"), ""
-    form, remedy = next((_MAGIC[m] for m in _MAGIC if head.startswith(m)), by_ending)
+    matches = (form for start, form in _MAGIC.items() if head.startswith(start))
+    form, remedy = next(matches, (ENDINGS.get(ending, "text"), ""))
     if form == "a zip archive":
         form, remedy = _ZIPS.get(ending, (form, remedy))
     if form == "text" and (b"\0" in head or ending in _UNREAD):
@@ -242,7 +231,6 @@ class Options:
     keep: Sequence[str] = ()
     root: str | None = None
     image_column: str | None = None
-    concepts: int | None = None
     max_bad: float = 0.01
 
 
@@ -266,9 +254,9 @@ _KINDS = {
 """Kinds of columns by the names of Arrow's types."""
 
 
-def _pyarrow(module: str, source: object) -> Any:
-    """Import a module of pyarrow. Raises DataError: it is not installed."""
-    remedy = f"reading {source} needs pyarrow: pip install 'gpq-faiss[train]'"
+def _library(module: str, source: object) -> Any:
+    """Import pyarrow, pandas or a module of them. Raises DataError: it is not installed."""
+    remedy = f"reading {source} needs {module}: pip install 'gpq-faiss[train]'"
     return optional(module, remedy, DataError)
 
 
@@ -286,10 +274,11 @@ class Table:
         self.source, self.arrays, self.data, self.rows = source, dict(arrays), data, data
         self.kinds: dict[str, str] = {}
         if data is not None:
-            self.data = _pyarrow("pyarrow.dataset", source).dataset([data])
+            self.data = _library("pyarrow.dataset", source).dataset([data])
         for field in () if data is None else data.schema:
-            matches = (kind for kind, form in _KINDS.items() if re.match(form, str(field.type)))
-            self.kinds[field.name] = next(matches)
+            self.kinds[field.name] = next(
+                kind for kind, form in _KINDS.items() if re.match(form, str(field.type))
+            )
         for name, array in self.arrays.items():
             kind = "number" if array.dtype.kind in "iufb" else "text"
             self.kinds[name] = "list" if len(array.shape) > 1 else kind
@@ -313,8 +302,7 @@ class Table:
         if name in self.arrays:
             return np.asarray(self.arrays[name][:])
         chunks, kind = list(self._batches(name, 1 << 16)), self.data.schema.field(name).type
-        column = _pyarrow("pyarrow", self.source).chunked_array(chunks, kind)
-        return np.asarray(column.to_pandas())
+        return np.asarray(_library("pyarrow", self.source).chunked_array(chunks, kind).to_pandas())
 
     def texts(self, name: str) -> Texts:
         """Return a column as texts; empty where there is no value."""
@@ -329,15 +317,15 @@ class Table:
             return self.arrays[name] if name in self.arrays else self.values(name)
         first = next(self._batches(name, 1), None)
         shape = self.data.count_rows(), 0 if first is None else len(first[0].as_py() or ())
-        load = functools.cache(functools.partial(self._rows, name, shape))
-        return LazyArray(shape, np.dtype(np.float32), load)
+        rows = functools.partial(self._rows, name, shape)
+        return LazyArray(shape, np.dtype(np.float32), functools.cache(rows))
 
     def _batches(self, name: str, size: int) -> Iterator[Any]:
         """Yield up to ``size`` rows of a column (a scanner of Arrow decodes whole row groups).
 
         Raises DataError: they are damaged.
         """
-        parquet = _pyarrow("pyarrow.parquet", self.source)
+        parquet = _library("pyarrow.parquet", self.source)
         try:
             for part in self.data.get_fragments():
                 if type(part).__name__ == "ParquetFileFragment":
@@ -350,7 +338,7 @@ class Table:
 
     def _rows(self, name: str, shape: tuple[int, int]) -> NDArray[np.float32]:
         """Return a column of lists as an array. Raises DataError: a row of another width."""
-        length_of = _pyarrow("pyarrow.compute", self.source).list_value_length
+        length_of = _library("pyarrow.compute", self.source).list_value_length
         start = 0
         with tempfile.TemporaryFile() as file:
             out = np.memmap(file, np.float32, "w+", shape=shape)
@@ -371,7 +359,9 @@ class Table:
 
         Raises DataError: there is no such column, or its values are no labels.
         """
-        label, items = o.label_column or usual("labels", self.kinds), usual("items", self.kinds)
+        only = next(iter(self.kinds)) if len(self.kinds) == 1 else None
+        label = o.label_column or usual("labels", self.kinds) or only
+        items = usual("items", self.kinds)
         if label in (None, "y") and o.label_column is None:
             classes = [name for name in self.kinds if name not in (items, o.id_column)]
             texts = [self.texts(name) for name in classes]
@@ -386,11 +376,11 @@ class Table:
         Columns have their usual names if the options name none; ``images`` is a column of paths.
         """
         label = o.label_column or (usual("labels", self.kinds) if o.with_labels else None)
-        ids, names, notes = o.id_column or usual("ids", self.kinds), o.name_column, ["no labels"]
+        ids, names, notes = o.id_column or usual("ids", self.kinds), o.name_column, list[str]()
         attributes: dict[str, Any] = {"notes": notes}
         if label is not None:
-            labels = attributes["labels"] = self.labels(replace(o, label_column=label))
-            notes[0] = labels_note(Path(self.source).name, labels, f"in column {label!r}")
+            attributes["labels"] = self.labels(replace(o, label_column=label))
+            attributes["label_source"] = Path(self.source).name, f"in column {label!r}"
         if ids is not None:
             values = self.values(self.column(ids, "ids"))
             is_text = o.id_column is None and self.kinds[ids] == "text"
@@ -434,8 +424,8 @@ class Table:
                 f"{self.source}: which column holds the vectors? (it has {columns})"
                 f": name them with --read vectors=NAME or a pattern, 'f*'"
             )
-        stacked = np.column_stack([self.values(name) for name in chosen])
-        return stacked, f"vectors are the {len(chosen):,} columns {chosen[0]!r} to {chosen[-1]!r}"
+        note = f"vectors are the {len(chosen):,} columns {chosen[0]!r} to {chosen[-1]!r}"
+        return np.column_stack([self.values(name) for name in chosen]), note
 
     def image_column(self, requested: str | None) -> str | None:
         """Return the column of images or of their paths, if any: the requested, or a usual one."""
@@ -462,12 +452,22 @@ def open_tables(paths: Sequence[Path]) -> Table:
     files with different columns.
     """
     form, source, opened = file_form(paths[0]), str(paths[0]), []
-    readers: dict[str, Any] = {"npz": npz_arrays, "hdf5": _hdf5}
-    readers["npy"] = lambda path: {"arr_0": npy_array(path)}
-    readers["json"] = lambda path: _pyarrow("pyarrow.json", path).read_json(str(path))
-    readers["parquet"] = readers["arrow"] = lambda path: _pyarrow("pyarrow.dataset", path).dataset(
-        str(path), format=form
-    )
+
+    def dataset(path: Path) -> Any:
+        return _library("pyarrow.dataset", path).dataset(str(path), format=form)
+
+    readers: dict[str, Any] = {
+        "npy": lambda path: {"arr_0": npy_array(path)},
+        "npz": npz_arrays,
+        "hdf5": _hdf5,
+        "json": lambda path: _library("pyarrow.json", path).read_json(str(path)),
+        "JSON of records": lambda path: (
+            frame_table(
+                _library("pandas", path).read_json(path, dtype=False, convert_dates=False)
+            ).data
+        ),
+        **dict.fromkeys(("parquet", "arrow"), dataset),
+    }
     for path in paths:
         with reading(path, f"a file of the form {form}"):
             opened.append(readers.get(form, _csv)(path))
@@ -476,12 +476,13 @@ def open_tables(paths: Sequence[Path]) -> Table:
         raise DataError(f"{source} and another file do not fit: one lacks {', '.join(lacking)}")
     if not isinstance(opened[0], dict):
         with reading(paths[0], f"a file of the form {form}"):
-            return Table(source, {}, _pyarrow("pyarrow.dataset", source).dataset(opened))
+            return Table(source, {}, _library("pyarrow.dataset", source).dataset(opened))
     joined = {name: array for name, array in opened[0].items() if array.shape}
     for name, array in joined.items() if len(paths) > 1 else ():
         parts, is_list = [arrays[name] for arrays in opened], len(array.shape) > 1
-        columns = JoinedMatrix(parts, paths) if is_list else np.concatenate([p[:] for p in parts])
-        joined[name] = columns
+        joined[name] = (
+            JoinedMatrix(parts, paths) if is_list else np.concatenate([part[:] for part in parts])
+        )
     return Table(source, joined)
 
 
@@ -503,7 +504,7 @@ def _csv(path: Path) -> Any:
     Numbers in the first line are a row: columns are then named by their numbers. Columns with usual
     names of labels, ids and names are texts.
     """
-    reader = _pyarrow("pyarrow.csv", path)
+    reader = _library("pyarrow.csv", path)
     text = read_text(path, "a table with a header line").lstrip("\n")
     first = text.partition("\n")[0]
     separator = max(",;\t|", key=first.count)
@@ -528,64 +529,16 @@ def _csv(path: Path) -> Any:
     )
 
 
-def table_of_records(path: Path, records: list[Any]) -> Table:
-    """Return the columns of records, the dicts of a JSON file. Raises DataError: of mixed types."""
-    with reading(path, "JSON of records"):
-        return Table(str(path), {}, _pyarrow("pyarrow", path).Table.from_pylist(records))
-
-
 def frame_table(source: Any) -> Table:
     """Return the columns of a table in memory: of pandas, polars, DuckDB, pyarrow and others."""
     location = f"the {type(source).__name__}"
     try:
-        data = _pyarrow("pyarrow", location).table(source)
+        data = _library("pyarrow", location).table(source)
     except Exception as error:  # from pyarrow, or the table's library
         raise DataError(
             f"{location} has a column that cannot be converted ({one_line(error)})"
             f": leave out those of mixed types"
         ) from None
     index = (data.schema.pandas_metadata or {}).get("index_columns", [])
-    unused = [
-        name for name in data.schema.names if name in index and usual("items", [name]) is None
-    ]
-    return Table(location, {}, data.drop_columns(unused))
-
-
-# Ids ----------------------------------------------------------------------------------------------
-
-
-def whole_numbers(ids: Any, source_name: str) -> NDArray[np.int64]:
-    """Return ids as int64 [n]; whole floats and texts of whole numbers are ids, too.
-
-    Raises DataError: not whole numbers of signed 64 bits, in one dimension.
-    """
-    array = np.asarray(ids)
-    with contextlib.suppress(ValueError, OverflowError, TypeError), np.errstate(invalid="ignore"):
-        if array.dtype.kind in "OUST":  # whose numbers may be beyond 64 bits, or missing
-            texts = (plain_text(cell).strip().removesuffix(".0") for cell in array.tolist())
-            return np.array(list(map(int, texts)), np.int64)
-        exact = array.dtype.kind in "iu" or (np.abs(array) < 2**53).all()
-        numbers = array.astype(np.int64)
-        if array.ndim == 1 and exact and (numbers == array).all():
-            return numbers
-    raise DataError(
-        f"{source_name}: {array.dtype} {list(array.shape)}, "
-        "expected ids: whole numbers of signed 64 bits, none missing"
-    )
-
-
-def read_ids(ids: Any, source_name: str = "ids") -> NDArray[np.int64]:
-    """Return ids int64 [n] of an array, or of a file: ``.npy``, or text with one per line, where
-    ``#`` starts a comment.
-
-    ``source_name`` names the option in errors. Raises DataError: as :func:`whole_numbers`.
-    """
-    if not isinstance(ids, str | os.PathLike):
-        return whole_numbers(without_gradient(ids), source_name)
-    path = Path(ids).expanduser()
-    with errors_of(source_name):
-        if path.suffix == ".npy":
-            return whole_numbers(npy_array(path)[:], str(path))
-        lines = read_text(path, "a list of ids, one whole number per line").splitlines()
-        words = [word for line in lines for word in line.partition("#")[0].split()]
-        return whole_numbers(words, str(path))
+    index = [name for name in index if isinstance(name, str) and usual("items", [name]) is None]
+    return Table(location, {}, data.drop_columns(index))

@@ -25,13 +25,13 @@ from torch import Tensor
 from ..codes.checks import named_rows
 from ..errors import DataError, UsageError
 from ..files import Closing
+from ..ids import whole_numbers
 from ..indexes.index import (
     RANGE_LIMIT,
     IdList,
     Index,
     check_min_score,
     check_search,
-    id_list,
     too_many,
 )
 from ..indexes.lists import columns_of
@@ -243,7 +243,8 @@ class DeviceIndex(Closing):
         listed = allow if deny is None else deny
         if listed is None:
             return self
-        is_listed = np.isin(self._item_ids, id_list(listed, "allow" if deny is None else "deny"))
+        ids = whole_numbers(listed, "allow" if deny is None else "deny")
+        is_listed = np.isin(self._item_ids, ids)
         mask = tensor_of(is_listed if deny is None else ~is_listed).to(self.device)
         return self._subset(mask[self._members].nonzero()[:, 0])
 

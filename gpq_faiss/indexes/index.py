@@ -22,17 +22,16 @@ from ..codes.checks import (
     Codes,
     Floats,
     Ids,
-    as_array,
     check_codebooks,
     check_count,
     check_unique,
     check_vectors,
 )
 from ..codes.encode import decode
-from ..data.tables import whole_numbers
 from ..errors import DataError, MismatchError, UsageError
 from ..faissio.convert import check_kind, to_faiss
 from ..files import Closing
+from ..ids import whole_numbers
 from ..store.changes import Change
 from ..store.items import ChangedItems, ItemSource
 from ..store.rows import codebooks_fingerprint
@@ -118,7 +117,7 @@ class Index(Closing):
         if len(Z) > MAX_CODEBOOKS:
             raise UsageError(f"{len(Z)} codebooks: at most {MAX_CODEBOOKS} are supported")
         packed = check_codes(codes, *Z.shape[:2])
-        item_ids = np.arange(len(packed)) if ids is None else id_list(ids, "ids")
+        item_ids = np.arange(len(packed)) if ids is None else whole_numbers(ids, "ids")
         if len(item_ids) != len(packed):
             raise DataError(
                 f"ids: {len(item_ids):,}, expected {len(packed):,} whole numbers, one for each item"
@@ -240,7 +239,7 @@ class Index(Closing):
         listed = deny if allow is None else allow
         if listed is None:
             return self.segments
-        ids = id_list(listed, "deny" if allow is None else "allow")
+        ids = whole_numbers(listed, "deny" if allow is None else "allow")
         return tuple(segment.filtered(ids, deny=allow is None) for segment in self.segments)
 
     # Items --------------------------------------------------------------------------------------
@@ -309,7 +308,7 @@ class Index(Closing):
 
     def remove_ids(self, ids: IdList) -> Self:
         """Return an index without the items with these ids; unknown ids are ignored."""
-        removed = id_list(ids, "ids")
+        removed = whole_numbers(ids, "ids")
         segments = tuple(segment.filtered(removed, deny=True) for segment in self.segments)
         return self._with(segments, self.items)
 
@@ -382,9 +381,3 @@ def search_codebooks(Z: Floats, metric_type: int) -> Floats:
         return Z
     squares = np.square(Z.astype(np.float64)).sum(axis=2, keepdims=True)
     return np.concatenate([2 * Z, -squares.astype(np.float32)], axis=2)
-
-
-def id_list(ids: IdList, name: str) -> Ids:
-    """Return ids as int64 [n]. Raises DataError: they are not whole numbers."""
-    array = as_array(list(ids) if isinstance(ids, set | frozenset | range) else ids, name)
-    return whole_numbers(array, name) if array.size else np.empty(0, np.int64)

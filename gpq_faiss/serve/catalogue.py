@@ -134,7 +134,7 @@ class Catalogue:
         if self.dataset is None or not self.has_pictures or id_ in self.live.changes:
             return None
         row = (
-            int(self.dataset.rows_of(np.array([id_]))[0])
+            self.dataset.row_of(id_)
             if self._rows is None
             else self._rows.get(self.items([id_])[0]["name"], -1)
         )

@@ -18,12 +18,10 @@ from numpy.typing import NDArray
 
 from ..codes.checks import Ids
 from ..data.base import Dataset, ImageDataset
-from ..data.images import is_image_name
 from ..data.open import open_data
 from ..encoder import Encoder, OnnxEncoder, open_encoder
 from ..errors import DataError, MismatchError, UsageError, optional
 from ..evaluation.tables import Shown
-from ..files import fingerprint
 from ..indexes.index import IdList, Index
 from ..indexes.opening import open_index
 from ..nn.device import gpu_memory
@@ -145,8 +143,7 @@ def parse_rows(text: str | None, n: int) -> Ids:
 
 
 def open_queries(queries: object, **options: Any) -> Dataset:
-    """Open queries as a data set: an image, or anything that :func:`open_data` takes, with its
-    options.
+    """Open queries as a data set: anything that :func:`open_data` takes, with its options.
 
     Raises:
         MismatchError: they are vectors or codes of items (``features.h5``, ``codes.h5``).
@@ -155,9 +152,6 @@ def open_queries(queries: object, **options: Any) -> Dataset:
     if not isinstance(queries, str | Path):
         return open_data(queries, **options)
     name, kind = str(queries), None
-    if is_image_name(name) and (path := Path(queries).expanduser()).is_file():
-        mark = fingerprint(str(queries))
-        return ImageDataset(name=name, fingerprint=mark, max_bad=0.0, paths=[str(path)])
     with contextlib.suppress(DataError), RowReader(queries) as reader:
         kind = reader.header.kind
     if kind is not None:
@@ -282,17 +276,16 @@ class SearchResult(Shown):
                 "give the data that were encoded"
             )
         row_of_name, gallery = {name: row for row, name in enumerate(names)}, []
-        query_rows = queries.rows_of(self.query_ids).tolist()
-        for query_row, ids, scores in zip(query_rows, self.ids, self.scores, strict=True):
+        for query_id, ids, scores in zip(self.query_ids, self.ids, self.scores, strict=True):
+            query_row = queries.row_of(query_id)
             labels = queries.labels.names_of(query_row) if queries.labels and query_row >= 0 else ()
             cells = [_cell(queries, query_row, ", ".join(labels))]
-            item_rows = items.rows_of(ids).tolist()
-            for number, row, score in zip(ids.tolist(), item_rows, scores.tolist(), strict=True):
+            for number, score in zip(ids.tolist(), scores.tolist(), strict=True):
                 item = self.items.get(number, _UNKNOWN)
                 both_labelled = labels and item.labels is not None
                 relevant = not set(labels).isdisjoint(item.labels or ()) if both_labelled else None
                 caption = " · ".join([*(item.labels or ()), f"{score:.2f}"])
-                image_row = row_of_name.get(item.name, -1) if names else row
+                image_row = row_of_name.get(item.name, -1) if names else items.row_of(number)
                 cells.append(_cell(items, image_row, caption, relevant))
             gallery.append(cells[: 1 + int((ids != -1).sum())])
         return save_gallery(gallery, out, overwrite=overwrite)

@@ -115,7 +115,6 @@ def test_files_of_ids_and_names(tmp_path):
     data = open_data(np.eye(3), ids=ids, names=names)
     assert data.ids.tolist() == [70, -5, 70]
     assert data.texts["name"].tolist() == ["one", "two", "three"]
-    assert "1 of the 3 ids are repeated" in data.notes
 
 
 def test_labels_of_images_by_name(tmp_path):

@@ -78,7 +78,7 @@ OBJECTS = {
     "planes": PLANES.numpy,
 }
 FILES = {"images": "folder", "t.csv": "csv", "t.parquet": "parquet", "l.txt": "list", "hub": "hf"}
-FILES |= {"x-{08..10}.tar": "webdataset"}
+FILES |= {"x-*.tar": "webdataset"}
 
 
 @pytest.mark.parametrize("form", [*FILES, *OBJECTS])
@@ -87,7 +87,7 @@ def test_every_form_is_the_same_images(roots, form):
     sources = [OBJECTS[form]() if form in OBJECTS else f"{r}/{form}" for r in roots]
     data, copy = (open_data(source, labels=Y if is_bare else None) for source in sources)
     assert isinstance(data, ImageDataset)
-    assert (data.native_size, data.pixels is not None) == (8, is_bare)
+    assert data.native_size == 8
     assert data.require_labels().dense().argmax(axis=1).tolist() == Y.tolist()
     is_numbered = is_bare or form in ("tensors", "subset", "l.txt")
     assert data.require_labels().class_names == (("0", "1", "2") if is_numbered else KINDS)

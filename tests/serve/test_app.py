@@ -26,7 +26,7 @@ JSON = {"content-type": "application/json"}
 
 def png(row):
     content = io.BytesIO()
-    Image.fromarray(DIGITS.pixels[row]).save(content, "PNG")
+    Image.fromarray(DIGITS.image(row)).save(content, "PNG")
     return content.getvalue()
 
 
@@ -224,8 +224,8 @@ def test_an_id_given_again_has_nothing_of_the_old_item(served):
 def test_the_picture_of_an_item_is_its_own(served):
     answer = served.client.get("/items/11/thumbnail")
     assert answer.headers["content-type"] == "image/png"
-    pixels = np.asarray(Image.open(io.BytesIO(answer.content)).convert("L"))
-    np.testing.assert_array_equal(pixels, DIGITS.pixels[11])
+    pixels = np.asarray(Image.open(io.BytesIO(answer.content)).convert("RGB"))
+    np.testing.assert_array_equal(pixels, DIGITS.image(11))
 
 
 @pytest.fixture
@@ -262,7 +262,7 @@ def test_pictures_are_found_by_name_but_not_for_added_items(folder):
 
 
 def test_other_data_without_names_give_no_pictures(encoder, index_file, caplog):
-    pixels = gpq.open_data(DIGITS.pixels[:100, :, :, None].repeat(3, axis=3))
+    pixels = gpq.open_data(np.stack(DIGITS.read(slice(0, 100))))
     with open_live(index_file) as live, caplog.at_level(logging.WARNING):
         client = client_of(Service(encoder, live, pixels))
         assert "has no names, and is not the data that were indexed: no pictures" in caplog.text

@@ -81,7 +81,7 @@ def tab(browser, site):
 
 @pytest.fixture
 def seven(tmp_path):
-    Image.fromarray(DIGITS.pixels[7]).save(tmp_path / "seven.png")
+    Image.fromarray(DIGITS.image(7)).save(tmp_path / "seven.png")
     return tmp_path / "seven.png"
 
 

@@ -10,9 +10,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from model_factory import digits
+from safetensors.torch import save_file
 
 from gpq_faiss.config import TrainingConfig, preset
 from gpq_faiss.data.labels import Labels
@@ -20,6 +22,7 @@ from gpq_faiss.data.open import open_data
 from gpq_faiss.data.protocols import load_split
 from gpq_faiss.errors import DataError, OutputExistsError, UsageError
 from gpq_faiss.methods.model import load_model
+from gpq_faiss.nn.backbones import BackboneSpec, build_backbone
 from gpq_faiss.signals import Terminated, ended_by_signals
 from gpq_faiss.stages.train import train
 from gpq_faiss.training.batches import EpochSampler, hold_out
@@ -145,7 +148,7 @@ def test_an_interrupted_run_resumes_to_the_same_codes(trained, cut):
 def test_an_interrupted_training_of_convolutions_resumes_to_the_same_codes(tmp_path):
     network = {"backbone": "vgg", "image_size": 16}
     changes = {"network": network, "training": {"steps": 2, "batch_labelled": 12}}
-    images = digits().pixels[:500, :, :, None].repeat(3, axis=3)
+    images = np.stack(digits().read(slice(0, 500)))
     options = {
         "config": preset("recommended").with_settings(changes),
         "data": open_data(images, labels=digits().labels.dense().argmax(axis=1)[:500]),
@@ -154,6 +157,22 @@ def test_an_interrupted_training_of_convolutions_resumes_to_the_same_codes(tmp_p
     with pytest.raises(InterruptedError):
         train_digits(tmp_path / "cut", stop=1, **options)
     assert weights(train_digits(tmp_path / "cut", resume=True, **options)) == weights(full)
+
+
+def test_small_images_are_enlarged_for_a_pretrained_network(tmp_path):
+    spec = BackboneSpec("vgg", "images", 1, image_size=32)
+    network = build_backbone(spec, "none", generator=torch.Generator())
+    save_file(network.state_dict(), tmp_path / "vgg.safetensors")
+    changes = {
+        "network": {"backbone": "vgg", "weights": str(tmp_path / "vgg.safetensors")},
+        "quantizer": {"codebooks": 2, "codewords": 4},
+        "posterior": {"feature_weight": 0},
+        "training": {"steps": 1, "batch_labelled": 2, "batch_unlabelled": 2},
+    }
+    config = preset("recommended").with_settings(changes)
+    data = open_data(np.stack(digits().read(slice(0, 8))), labels=np.arange(8) % 2)
+    model = train(data, tmp_path / "model", config=config, protocol="none", labelled="all")
+    assert json.loads((model / "config.json").read_text())["input"]["image_size"] == 128
 
 
 def test_a_finished_model_is_not_trained_again(trained):

@@ -1,0 +1,53 @@
+"""Ids of items: whole numbers of signed 64 bits, in arrays, collections and files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .codes.checks import as_array
+from .errors import DataError
+from .inputs import read_text, reading
+
+
+def whole_numbers(ids: Any, source_name: str) -> NDArray[np.int64]:
+    """Return ids as int64 [n]; whole floats and texts of whole numbers are ids, too.
+
+    Raises DataError: not whole numbers of signed 64 bits, in one dimension.
+    """
+    array = as_array(list(ids) if isinstance(ids, set | frozenset | range) else ids, source_name)
+    with contextlib.suppress(ValueError, OverflowError, TypeError), np.errstate(invalid="ignore"):
+        if array.dtype.kind in "OUST":  # whose numbers may be beyond 64 bits, or missing
+            cells = array.tolist()
+            texts = [cell.decode() if isinstance(cell, bytes) else str(cell) for cell in cells]
+            return np.array([int(text.strip().removesuffix(".0")) for text in texts], np.int64)
+        exact = array.dtype.kind in "iu" or (np.abs(array) < 2**53).all()
+        numbers = array.astype(np.int64)
+        if array.ndim == 1 and exact and (numbers == array).all():
+            return numbers
+    raise DataError(
+        f"{source_name}: {array.dtype} {list(array.shape)}, "
+        "expected ids: whole numbers of signed 64 bits, none missing"
+    )
+
+
+def read_ids(ids: Any, source_name: str = "ids") -> NDArray[np.int64]:
+    """Return ids int64 [n] of an array, or of a file: ``.npy``, or text with one per line, where
+    ``#`` starts a comment.
+
+    ``source_name`` names the option in errors. Raises DataError: as :func:`whole_numbers`.
+    """
+    if not isinstance(ids, str | os.PathLike):
+        return whole_numbers(ids, source_name)
+    path = Path(ids).expanduser()
+    if path.suffix == ".npy":
+        with reading(path, "a .npy array of ids"):
+            return whole_numbers(np.load(path, allow_pickle=False), f"{source_name}: {path}")
+    lines = read_text(path, f"{source_name}: ids, one whole number per line,").splitlines()
+    words = [word for line in lines for word in line.partition("#")[0].split()]
+    return whole_numbers(words, f"{source_name}: {path}")
