@@ -181,7 +181,7 @@ def test_a_split_travels_as_a_file(tmp_path, split):
         np.testing.assert_array_equal(getattr(loaded, role), getattr(split, role))
 
 
-@pytest.mark.parametrize("change", [{"seed": "x"}, {"roles": "AAAA"}, {"seen_classes": 3}])
+@pytest.mark.parametrize("change", [{"query": "x"}, {"labelled": 3}, {"seen_classes": 3}])
 def test_a_damaged_split_is_refused(tmp_path, change):
     path = tmp_path / "split.json"
     make_split(TYPES).save(path)
