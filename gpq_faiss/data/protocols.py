@@ -209,9 +209,8 @@ def make_split(
     visible, seen_classes = labels, None
     with errors_of(source):
         if has_unseen:
-            present = np.flatnonzero(labels.counts())
-            seen = _permuted(present, seed, _CLASSES)[: max(1, int(0.75 * len(present)))]
-            seen_classes = tuple(sorted(seen.tolist()))
+            seen = _permuted(np.flatnonzero(labels.counts()), seed, _CLASSES)
+            seen_classes = tuple(sorted(seen[: max(1, int(0.75 * len(seen)))].tolist()))
             names = [labels.class_names[c] for c in seen_classes]
             hidden = labels.over(set(labels.class_names) - set(names)).has()
             first = _first_halves(labels, hidden, seed)
@@ -242,7 +241,7 @@ def make_split(
                 "classes 0, 1, 2, ... without gaps"
             )
     masks = (training if protocol == "transfer" else ~query, database)
-    rows = [np.setdiff1d(np.flatnonzero(mask), chosen) for mask in masks]
+    rows = (np.setdiff1d(np.flatnonzero(mask), chosen) for mask in masks)
     return Split(
         len(labels), protocol, seed, np.flatnonzero(query), chosen, *rows, seen_classes=seen_classes
     )

@@ -298,12 +298,6 @@ def test_labels_and_images_of_shards(folder, texts):
     np.testing.assert_array_equal(data.read(slice(3, 4))[0], decode_image(png(3)))
 
 
-@pytest.mark.parametrize("spec", ["f.tar", "folder:f.tar"])
-def test_archives_of_folders_are_refused_with_the_remedy(folder, spec):
-    shard(folder / "f.tar", {f"c{i % 2}/{i}.png": png(i) for i in range(6)})
-    refused(spec, "extract it, and give the folder")
-
-
 # Objects ------------------------------------------------------------------------------------------
 
 
