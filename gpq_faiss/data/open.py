@@ -520,7 +520,9 @@ def _matched(
             f"{source}: {column!r} {repeated[0]!r} occurs more than once: give each item one line"
         )
     is_counted = ids == [*map(str, range(len(ids)))]
-    are_names = table.source != "labels" and "" not in texts and not any(map(WHOLE.match, texts))
+    are_names = (
+        table.source != "labels" and "" not in texts and not any(map(WHOLE.fullmatch, texts))
+    )
     if are_names and is_counted and "name" not in dataset.texts and len(texts) == len(ids):
         return _with_names(dataset, texts), labels, f"in their order, with the names in {column!r}"
     names = list(map(_key, dataset.texts.get("name", ())))
