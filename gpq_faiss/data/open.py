@@ -418,9 +418,8 @@ def open_data(
         dataset = replace(dataset, ids=read_ids(without_gradient(attached["id"])))
     if "label" in attached:
         label = attached["label"]
-        is_column = hasattr(source, "iloc") and hasattr(label, "tolist")
-        if is_column and source.index.equals(getattr(label, "index", None)):
-            label = label.tolist()
+        is_series = hasattr(label, "tolist") and hasattr(label, "iloc") and hasattr(source, "iloc")
+        label = label.tolist() if is_series and source.index.equals(label.index) else label
         dataset = _with_labels(dataset, label, options)
     return source if isinstance(source, Dataset) and not attached else _completed(dataset)
 
