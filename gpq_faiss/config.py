@@ -206,8 +206,8 @@ CLASS_BETA = 20.0
 FINE_TUNING = {"steps": 1000, "batch_labelled": 32, "batch_unlabelled": 64}
 """Settings ``training`` of class-posterior codes over a pretrained network."""
 SMALLEST_IMAGE = 128
-"""Side in pixels of smaller images in the fine-tuning of a network that was trained on larger ones:
-mAP is 0.830 for 0.385 on CIFAR-10 of 32 pixels (benchmarks/results/finetune.md).
+"""Fine-tuning enlarges images to this many pixels a side: on CIFAR-10, of 32 pixels, mAP is 0.830
+instead of 0.385 (benchmarks/results/finetune.md).
 """
 
 PRESETS: dict[str, Config] = {

@@ -141,13 +141,13 @@ class Labels:
         Raises DataError: negative numbers, -1 beside other labels of an item, too many classes, or
         rows of numbers that look like 0 and 1 of each class, but are not.
         """
-        if any("-1" in row and {*row} != {"-1"} for row in items):
-            raise DataError("-1 stands beside other labels of an item, but it means none")
         texts = {text for row in items for text in row if text.lower() not in MISSING}
         is_numbers = all(map(WHOLE.fullmatch, texts))
         if is_numbers:
             # An integer column with gaps becomes float in pandas.
             items = [[text.partition(".")[0] for text in row if text in texts] for row in items]
+        if any("-1" in row and {*row} != {"-1"} for row in items):
+            raise DataError("-1 stands beside other labels of an item, but it means none")
         items = [[text for text in row if text not in ("", "-1")] for row in items]
         widths = {len(row) for row in items if row}
         if is_numbers and max(widths, default=0) > 1:
@@ -158,8 +158,8 @@ class Labels:
             is_repeated = any(len({*row}) < len(row) for row in items)
             if is_repeated and (len(widths) == 1 or are_bits):
                 raise DataError(
-                    "an item has a number twice, so these are not class numbers: 0 or 1 for each "
-                    "class of every item are needed"
+                    "an item has a number twice: class numbers, or 0 and 1 of each class for every "
+                    "item, are needed"
                 )
         names = sorted(
             {text for row in items for text in row},
@@ -309,13 +309,13 @@ def _texts_of(value: Any) -> tuple[str, ...]:
     if ROW.fullmatch(text):
         cells = re.findall(_CELL, text, re.IGNORECASE)
         return tuple("1" if cell[0][0] in "1tT" else "0" for cell in cells)
-    text = re.sub(r"^(frozen)?set\((.*)\)$", r"\2", text)
+    text = re.sub(r"^(frozen)?set\((.*)\)$|^\{\}$", r"\2", text)
     if text[:1] in ("[", "{", "("):
         with contextlib.suppress(ValueError, SyntaxError):  # arrays in text have no commas
             return _texts(ast.literal_eval(re.sub(r"(?<=['\"])\s+(?=['\"])", ", ", text)))
-    if text[:1] + text[-1:] in ("[]", "{}"):
-        text = "|".join(text[1:-1].split("," if "," in text else None))
-    return tuple(word.strip() for word in text.split("|"))
+    if re.fullmatch(r"[\[{][^]\[{}]*[\]}]", text):
+        text = re.sub(r",|(?<=[\d.])\s+(?=[-\d])", "|", text[1:-1])
+    return tuple(word.strip(" '\"") for word in text.split("|"))
 
 
 def label_notes(labels: Labels, source: tuple[str, str]) -> list[str]:

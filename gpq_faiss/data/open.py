@@ -111,14 +111,21 @@ def open_files(path: str, o: Options, *, form: str = "features") -> Dataset:
         table = Table(table.source, table.arrays, open_tables(metadata).data)
     if table.of_kind("image") and o.vectors is None:
         return _open_by_datasets("parquet", name, list(map(str, files)), mark, o)
-    if images := [array for array in table.arrays.values() if len(array.shape) > 2]:
+    images = [array for array in table.arrays.values() if len(array.shape) > 2]
+    if images and (o.vectors or usual("vectors", table.of_kind("list"))) is None:
         return replace(open_array(images[0], o), name=name, **table.attributes(o))
     return open_table(name, table, o, mark, str(files[0].parent))
 
 
 def tables_in(folder: Path) -> list[Path]:
-    """Return the tables of a folder in numeric order, those of a test part last."""
-    files = [file for file in (*folder.glob("*"), *folder.glob("data/*")) if file.suffix in ENDINGS]
+    """Return the tables of a folder in numeric order, those of a test part last; not ``.json``,
+    which more often describes the others.
+    """
+    files = [
+        file
+        for file in (*folder.glob("*"), *folder.glob("data/*"))
+        if file.suffix in {*ENDINGS} - {".json"}
+    ]
     return sorted(files, key=lambda file: (file.name.startswith("test"), natural_order(file.name)))
 
 
@@ -133,10 +140,11 @@ def open_list(path: str, o: Options) -> Dataset:
     file = files_of(path)[0]
     pattern = re.compile(r"^[ \t]*(\S.*?)((?:[ \t]+-?\d+)*)[ \t]*$", re.MULTILINE)
     lines = pattern.findall(read_text(file, "a list of images"))
-    columns = {"image": np.array([name for name, _ in lines], np.str_)}
-    with reading(file, "lines of a path, and 0 or 1 for each class or one class number"):
+    with reading(file, "a list of paths, each with 0 or 1 for every class, or one class number"):
         labels = np.array([numbers.split() for _, numbers in lines], np.int64)
-    table = Table(str(file), columns | ({"label": labels} if labels.size else {}))
+    images = np.array([name for name, _ in lines], np.str_)
+    label: Any = labels[:, 0].astype(np.str_) if labels.shape[1:] == (1,) else labels
+    table = Table(str(file), {"image": images} | ({"label": label} if label.size else {}))
     return open_table(
         f"list:{path}", table, replace(o, image_column="image"), folder=str(file.parent)
     )
@@ -230,20 +238,20 @@ def open_array(values: Any, o: Options) -> Dataset:
     return images_in_memory("array", pixels)
 
 
-def _targets(source: Any) -> list[Any] | None:
-    """Return the labels of a map-style data set, or of parts of it, if they are known without its
-    items: names of classes, or else numbers.
+def _targets(source: Any) -> tuple[Any, Any]:
+    """Return the class numbers of a map-style data set and their names, each None if unknown.
+
+    Subsets have those of the whole. Raises DataError: numbers of joined data sets that mean
+    different classes.
     """
     if hasattr(source, "dataset") and hasattr(source, "indices"):
-        targets = _targets(source.dataset)
-        return None if targets is None else [targets[i] for i in source.indices]
-    if hasattr(source, "datasets"):
-        parts = [_targets(part) for part in source.datasets]
-        return None if None in parts else [label for part in parts for label in part or ()]
-    targets, classes = getattr(source, "targets", None), getattr(source, "classes", None)
-    if targets is None or getattr(source, "target_transform", None) is not None:
-        return None
-    return [named(number, classes) for number in targets] if classes else list(targets)
+        targets, classes = _targets(source.dataset)
+        return None if targets is None else np.asarray(targets)[list(source.indices)], classes
+    if len({tuple(getattr(part, "classes", ())) for part in getattr(source, "datasets", ())}) > 1:
+        raise DataError("joined data sets have different classes: put their images in one folder")
+    if getattr(source, "target_transform", None) is not None:
+        return None, None
+    return without_gradient(getattr(source, "targets", None)), getattr(source, "classes", None)
 
 
 def open_items(source: Any, o: Options) -> ImageDataset:
@@ -265,7 +273,9 @@ def open_items(source: Any, o: Options) -> ImageDataset:
 
     paths, attributes = [f"item {i}" for i in range(len(source))], dict[str, Any]()
     if o.with_labels:
-        labels = labels_of(_targets(source) or [item(i)[1] for i in range(len(paths))], "labels")
+        targets, classes = _targets(source)
+        targets = [item(i)[1] for i in range(len(paths))] if targets is None else targets
+        labels = Labels.from_ids(targets, classes) if classes else labels_of(targets, "labels")
         attributes = {"labels": labels, "label_source": (name, "in its items")}
     dataset = ImageDataset(
         name=name,
@@ -408,8 +418,8 @@ def open_data(
         dataset = replace(dataset, ids=read_ids(without_gradient(attached["id"])))
     if "label" in attached:
         label = attached["label"]
-        if hasattr(source, "iloc") and hasattr(label, "iloc") and source.index.equals(label.index):
-            label = getattr(label, "array", label)  # a Series of its rows, in their order
+        is_series = hasattr(label, "tolist") and hasattr(label, "iloc") and hasattr(source, "iloc")
+        label = label.tolist() if is_series and source.index.equals(label.index) else label
         dataset = _with_labels(dataset, label, options)
     return source if isinstance(source, Dataset) and not attached else _completed(dataset)
 
@@ -520,9 +530,7 @@ def _matched(
             f"{source}: {column!r} {repeated[0]!r} occurs more than once: give each item one line"
         )
     is_counted = ids == [*map(str, range(len(ids)))]
-    are_names = (
-        table.source != "labels" and "" not in texts and not any(map(WHOLE.fullmatch, texts))
-    )
+    are_names = table.source != "labels" and {*texts}.isdisjoint(ids)
     if are_names and is_counted and "name" not in dataset.texts and len(texts) == len(ids):
         return _with_names(dataset, texts), labels, f"in their order, with the names in {column!r}"
     names = list(map(_key, dataset.texts.get("name", ())))

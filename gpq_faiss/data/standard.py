@@ -91,7 +91,7 @@ def classes_of(names: Sequence[str]) -> list[str]:
 def open_folder(path: str, o: Options) -> ImageDataset:
     """Open images of a folder, labelled by :func:`classes_of`; those of test folders come last.
 
-    Folders of the system, of masks beside ``images``, and links to folders of the tree are left
+    Folders of the system, of masks beside ``images``, and links to folders within the tree are left
     out.
     """
     name, root = f"folder:{path}", Path(path).expanduser()
@@ -104,23 +104,20 @@ def open_folder(path: str, o: Options) -> ImageDataset:
     def fail(error: OSError) -> None:
         raise DataError(f"cannot read {shown(str(error.filename))}: {error.strerror}")
 
-    def is_inner_link(path: str) -> bool:
-        return os.path.islink(path) and Path(path).resolve().is_relative_to(whole)
-
     for folder, below, files in os.walk(root, onerror=fail, followlinks=True):
         left_out = _SYSTEM | (_ANNOTATIONS if _CONTAINERS & {*map(str.lower, below)} else set())
         for subfolder in [Path(folder, subfolder) for subfolder in sorted(below)]:
             target = subfolder.resolve()
-            is_repeated = is_inner_link(str(subfolder)) or target in visited
-            if not is_repeated:
-                visited.add(target)
+            is_inside = subfolder.is_symlink() and target.is_relative_to(whole)
+            is_repeated = is_inside or target in visited
+            visited.add(whole if is_inside else target)
             if subfolder.name[0] == "." or subfolder.name.lower() in left_out or is_repeated:
                 below.remove(subfolder.name)
                 reason = "is a link to a folder that is read anyway: " * is_repeated
                 notes.append(f"{shown(str(subfolder.relative_to(root)))} {reason}left out")
         below.sort()
-        kept = [os.path.join(folder, file) for file in sorted(files) if is_image_name(file)]
-        images += [os.path.relpath(file, root) for file in kept if not is_inner_link(file)]
+        for file in filter(is_image_name, sorted(files)):
+            images.append(os.path.relpath(os.path.join(folder, file), root))
     if not images:
         raise DataError(
             f"{name} contains no images ({'; '.join(notes) or 'it is empty'})"

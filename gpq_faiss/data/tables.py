@@ -498,9 +498,8 @@ def _hdf5(path: Path) -> dict[str, Matrix]:
 def _csv(path: Path) -> Any:
     """Return a text with a header line, separated by what is most in that.
 
-    Numbers in the first line are a row, unless they are those of the columns, or beside a usual
-    name: columns are then named by their numbers. Columns with usual names of labels, ids and
-    names are texts.
+    A first line of numbers is a row, and columns are named by their numbers, unless it counts the
+    columns: 0, 1, 2 and so on. Columns with usual names of labels, ids and names are texts.
     """
     reader = _library("pyarrow.csv", path)
     text = read_text(path, "a table with a header line").lstrip("\n")
@@ -510,10 +509,10 @@ def _csv(path: Path) -> Any:
     texts = [
         name for name in names if usual("labels", [name]) or usual("items", [name]) is not None
     ]
-    numbers = [n for n in names if re.fullmatch(r"[-+]?\d*\.?\d+(e[-+]?\d+)?", n, re.I)]
-    is_counted = len(names) > 2 and numbers == [str(i) for i in range(len(numbers))]
-    has_header = bool(texts) or not numbers or is_counted
-    names = names if has_header else [str(i) for i in range(len(names))]
+    are_numbers = all(re.fullmatch(r"[-+]?\d*\.?\d+(e[-+]?\d+)?", n, re.I) for n in names)
+    counted = [str(i) for i in range(len(names))]
+    has_header = not are_numbers or (len(names) > 2 and names == counted)
+    names = names if has_header else counted
     if len(set(names)) < len(names) or not text[len(first) * has_header :].strip():
         raise DataError(
             f"{path} is empty, has a header line alone, or names a column twice"
@@ -544,6 +543,6 @@ def frame_table(source: Any) -> Table:
         location,
         {},
         data.drop_columns(
-            [name for name in index if isinstance(name, str) and usual("items", [name]) is None]
+            [n for n in data.schema.names if n in index and usual("items", [n]) is None]
         ),
     )

@@ -61,9 +61,9 @@ class Catalogue:
             log.warning(
                 "%s has no names, and is not the data that were indexed: no pictures", dataset.name
             )
-        elif live.items.data_fingerprint != dataset.fingerprint:
+        elif live.items.data_fingerprint not in ("", dataset.fingerprint):
             log.warning(
-                "%s is not as it was when it was encoded: pictures are found by their names alone",
+                "%s or its labels are not as they were when encoded: pictures are found by names",
                 dataset.name,
             )
 

@@ -275,9 +275,9 @@ class SearchResult(Shown):
                 f"{items.name} is not the data of the index, and nothing names its items: "
                 "give the data that were encoded"
             )
-        if self.data_fingerprint != items.fingerprint:
+        if self.data_fingerprint not in ("", items.fingerprint):
             log.warning(
-                "%s is not as it was when it was encoded: pictures are found by their names alone",
+                "%s or its labels are not as they were when encoded: pictures are found by names",
                 items.name,
             )
         row_of_name, gallery = {name: row for row, name in enumerate(names)}, []

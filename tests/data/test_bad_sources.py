@@ -74,9 +74,9 @@ LABELS = [
     ),
 ]
 LISTS = [
-    ("list:b.txt", "a.png 1 0\n\nb.png 1 0 1\n", "b.txt is not lines of a path, and 0 or 1"),
+    ("list:b.txt", "a.png 1 0\n\nb.png 1 0 1\n", "b.txt is not a list of paths, each with 0 or 1"),
     ("list:b.txt", "a.png 1 0\nb.png 1 2\n", "b.txt: .*labels other than 0 and 1 at row 1"),
-    ("list:b.txt", "a.png 5\nb.png\n", "b.txt is not lines of a path"),
+    ("list:b.txt", "a.png 5\nb.png\n", "b.txt is not a list of paths"),
     ("list:b.txt", "a.png 5\nb.png -2\n", "label -2"),
     ("list:b.txt", "", "none of its 0 images exists"),
     ("list:b.txt", "a.png\nno.png\n", r"1 of 2 images .*no.png: not found\); .* limit of 1 %"),

@@ -72,6 +72,7 @@ def test_rows_of_zeros_and_ones_are_multi_hot(width, form, random):
     ("labels", "message"),
     [
         ([[-1, 1], [1, -1]], "-1 stands beside other labels"),
+        ([[-1.0, 1.0], [1.0, -1.0]], "-1 stands beside other labels"),
         ([[0, 2, 0], [1, 0, 0]], "a number twice"),
         ([[0, 1, 0], [0, 1]], "a number twice"),
         ([[0.3, 0.7], [1.0, 0.0]], "label 0.3: class numbers are whole"),
@@ -110,6 +111,7 @@ def test_labels_by_id_are_matched(order, form):
         (pd.Series([pd.NA, "a", "b"] * 4), ["", "a", "b"] * 4),
         ({3: "a"}, ["", "", "", "a", *[""] * 8]),
         (["['b' 'a']", "{b, a}", "set()"] * 4, ["a b", "a b", ""] * 4),
+        (["[hot dog]", "[1 9]", "{}"] * 4, ["hot dog", "1 9", ""] * 4),
         ([[-1, -1], [1, 0], [0, 1]] * 4, ["", "0", "1"] * 4),
         ([[1, 1, 3], [2], []] * 4, ["1 3", "2", ""] * 4),
     ],
@@ -177,11 +179,12 @@ def test_names_in_a_table_are_those_of_data_without_any(folder):
     refused(X, "is an id or name of the data", labels=table, ids=np.arange(N)[::-1])
 
 
-def test_classes_of_joined_data_sets_are_joined_by_name(folder):
+def test_joined_data_sets_of_different_classes_are_refused(folder):
     put(folder, "a/cat/1.png", "a/dog/1.png", "b/eel/1.png", "b/fox/1.png")
     joined = ConcatDataset([ImageFolder("a"), ImageFolder("b")])
-    assert label_texts(open_data(joined)) == ["cat", "dog", "eel", "fox"]
-    assert label_texts(open_data(Subset(joined, [1, 2]))) == ["dog", "eel"]
+    for source in (joined, Subset(joined, [1, 2])):
+        refused(source, "joined data sets have different classes")
+    assert label_texts(open_data(ConcatDataset([ImageFolder("a")] * 2))) == ["0", "1"] * 2
 
 
 def test_labels_that_are_a_column_of_the_frame(folder):
@@ -313,6 +316,14 @@ def test_folders_of_embeddings_are_one_set(folder):
     np.testing.assert_array_equal(open_data("f").read(slice(None)), X)
 
 
+def test_a_description_beside_data_is_no_data(folder):
+    put(folder, "i/1.png")
+    save(folder / "i/info.json", '{"a": {"b": 1}}')
+    save(folder / "e/part-0.npy", X)
+    save(folder / "e/info.json", '{"a": {"b": 1}}')
+    assert (len(open_data("i")), len(open_data("e"))) == (1, N)
+
+
 def test_images_in_arrays_have_the_labels_beside_them(folder):
     images = np.random.default_rng(0).integers(0, 255, (N, 8, 8), dtype=np.uint8)
     np.savez(folder / "i.npz", labels=Y, images=images)
@@ -423,7 +434,7 @@ def test_links_inside_the_tree_are_left_out(tmp_path):
     for name in ("emu", "ostrich"):
         (tmp_path / "i" / name).symlink_to(tmp_path / "outside/emu")
     data = open_data(tmp_path / "i")
-    assert label_texts(data) == ["cat", "dog", "dog", "emu"]
+    assert label_texts(data) == ["cat", "cat", "dog", "dog", "emu"]
     assert "cat/dog2 is a link to a folder that is read anyway: left out" in data.notes
 
 
