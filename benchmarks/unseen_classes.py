@@ -1,16 +1,19 @@
 """Measure the rule that chooses ``posterior.unseen_classes``, on features.
 
-    python benchmarks/unseen_classes.py FOLDER
+    python benchmarks/unseen_classes.py FOLDER    # also needs the packages of scenes.py
 
 Every case is trained with the setting ``false`` and ``true``. The AUC by which unlabelled items are
 told from labelled ones (:func:`gpq_faiss.methods.unseen.separation`) determines what ``auto``
-chooses. FOLDER has ``cifar10-features`` and ``omniglot``.
+chooses. FOLDER has ``cifar10-features``, ``omniglot`` and the archive of natural scenes, some of
+which have several labels.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ from common import (
     use_threads,
     vectors,
 )
+from scenes import ARCHIVE, extract_data
 
 from gpq_faiss.config import preset
 from gpq_faiss.data.base import FeatureDataset
@@ -38,6 +42,8 @@ CASES = (
     ("CIFAR-10 features", "2", "all"),
     ("CIFAR-10 features", "1", "500-per-class"),
     ("Omniglot features", "2", "all"),
+    ("scenes features", "2", "all"),
+    ("scenes features", "1", "20%"),
     ("digits", "2", "all"),
     ("digits", "1", "20-per-class"),
     ("simulated, 10 classes", "2", "all"),
@@ -46,8 +52,11 @@ CASES = (
 QUERIES = 1000
 
 
+@functools.cache
 def open_case(name: str, folder: Path) -> Any:
     """Open the features of a case."""
+    if name.startswith("scenes"):
+        return extract_data(folder / ARCHIVE, Path(tempfile.mkdtemp()))[0]
     if name.startswith("simulated"):
         x, y = clusters(6000, 10, 64, 2.0)
         return open_data(x, labels=y)
@@ -76,7 +85,7 @@ def measure(data: FeatureDataset, split: Split, unseen: bool, seed: int) -> tupl
     training = fit(build_gpq, data, split, config, **run)  # type: ignore[arg-type]
     base, coder = vectors(training, data, split.database), training.method.coder()
     seen = split.seen_classes or range(labels.n_classes)
-    of_seen = np.isin(labels.dense(split.database).argmax(axis=1), seen)
+    of_seen = ~np.delete(labels.dense(split.database, bool), seen, axis=1).any(axis=1)
     scores = []
     for rows in (split.query, split.database[of_seen]):
         queries = rows[:: max(1, len(rows) // QUERIES)]
