@@ -30,7 +30,7 @@ The FILES of webdataset may be URLs (https://, s3:// ...)."""
 READ: dict[str, click.ParamType[Any]] = {
     **dict.fromkeys(("ids", "names", "keep"), click.STRING),
     **dict.fromkeys(("root", "image_column", "label_column", "id_column", "vectors"), click.STRING),
-    "max_bad": click.FLOAT,
+    "max_bad": click.FloatRange(0, 1),
 }
 """Arguments of :func:`gpq_faiss.open_data` that ``--read`` takes, and their types."""
 

@@ -330,6 +330,7 @@ class Metadata(BaseModel):
     codebooks: _Size
     codewords: _Size
     subdim: _Size
+    scale: Json[dict[str, float]] = Field(default_factory=dict)
     class_names: Json[list[str]]
     versions: Json[dict[str, str]]
 
@@ -406,10 +407,17 @@ class OnnxEncoder(Embedder):
     Attributes:
         side: ``queries`` or ``items``.
         session: of onnxruntime.
+        metadata: of the file.
     """
 
     side: Side
     session: Any
+    metadata: Metadata
+
+    @property
+    def scale(self) -> dict[str, float]:
+        """Typical scale of the training's vectors; empty if unknown."""
+        return self.metadata.scale
 
     @classmethod
     def load(cls, path: str | Path, device: str = "cpu") -> OnnxEncoder:
@@ -433,6 +441,7 @@ class OnnxEncoder(Embedder):
             shape=(metadata.codebooks, metadata.codewords, metadata.subdim),
             fingerprint=metadata.model_fingerprint,
             session=session,
+            metadata=metadata,
             **{name: getattr(metadata, name) for name in names},
         )
 

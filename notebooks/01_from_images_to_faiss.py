@@ -51,7 +51,9 @@ display(
 #
 # A preset is the starting point, and `with_settings` changes single settings. These suit images this small:
 #
-# - `mlp`, a plain network on the pixels (for photographs leave it out, and get a VGG);
+# - `mlp`, a plain network on the pixels. Photographs are better served by a network that was trained on ImageNet: the settings
+#   `{"backbone": "timm/tf_efficientnet_lite0", "weights": "imagenet"}` fine-tune one, see
+#   [Your own photos](../docs/photos.md);
 # - fewer and smaller networks and fewer steps than the preset has, because this is a demonstration.
 #
 # `labelled="20-per-class"` hides all other labels before anything of the training is built. The queries of the

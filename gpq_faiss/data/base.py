@@ -44,7 +44,7 @@ class Dataset(ABC):
     ids: NDArray[np.int64] = field(default=None, repr=False)  # type: ignore[arg-type]  # never None
     labels: Labels | None = field(default=None, repr=False)
     texts: dict[str, Texts] = field(default_factory=dict, repr=False)
-    label_source: tuple[str, str] = ("", "in its own order")
+    label_source: tuple[str, str] = ("labels", "in the order of the items")
     notes: list[str] = field(default_factory=list)
     max_bad: float = 0.01
     bad: dict[int, str] = field(default_factory=dict, repr=False)
@@ -89,8 +89,8 @@ class Dataset(ABC):
 
     def bad_summary(self) -> str:
         """Return ``"3 of 1,000 images cannot be read (a.jpg: not found; ...)"``."""
-        reasons = [*list(self.bad.values())[:5], *["..."] * (len(self.bad) > 5)]
-        return f"{len(self.bad):,} of {len(self):,} images cannot be read ({'; '.join(reasons)})"
+        reasons = "; ".join([*list(self.bad.values())[:5], *["..."] * (len(self.bad) > 5)])
+        return f"{len(self.bad):,} of {len(self):,} images cannot be read ({reasons})"
 
 
 @dataclass(kw_only=True)

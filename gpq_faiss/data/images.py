@@ -40,6 +40,10 @@ IMAGE_SUFFIXES = frozenset(
 # Only formats that Pillow decodes itself: EPS would start Ghostscript, PDF and WMF other external
 # code.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+_REASONS: dict[type[Exception], str] = {
+    FileNotFoundError: "not found",
+    UnidentifiedImageError: "not an image, or of an unknown format",
+}
 ENCODED = (str, os.PathLike, bytes, bytearray, Image.Image)
 """Types of images that :func:`decode_image` takes."""
 
@@ -84,13 +88,9 @@ def decode_image(
             )
         source.load()
         return _to_rgb(source)
-    except FileNotFoundError:
-        reason = "not found"
-    except UnidentifiedImageError:
-        reason = "not an image, or of an unknown format"
     except Exception as error:  # malformed bytes raise nearly all of them
-        reason = f"cannot be decoded ({one_line(error)})"
-    raise DataError(f"{name}: {reason}")
+        reason = _REASONS.get(type(error), f"cannot be decoded ({one_line(error)})")
+        raise DataError(f"{name}: {reason}") from None
 
 
 def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
@@ -160,8 +160,7 @@ def to_pixels(value: Any, location: str) -> NDArray[np.uint8]:
     elif array.ndim == 3 and array.shape[2] != 3 and array.shape[0] == 3:
         array = array.transpose(1, 2, 0)
     is_unit = array.dtype.kind == "f" and array.size and array.min() >= 0 and array.max() <= 1
-    is_image = array.ndim == 3 and array.shape[2] == 3 and array.size
-    if not is_image or not (is_unit or array.dtype == np.uint8):
+    if array.shape[2:] != (3,) or not array.size or not (is_unit or array.dtype == np.uint8):
         raise DataError(
             f"{location}: {array.dtype} {list(array.shape)}, expected uint8, or floats from 0 to 1,"
             " [H, W, 3], [3, H, W], [H, W], or a batch of these"

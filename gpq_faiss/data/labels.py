@@ -13,7 +13,7 @@ import contextlib
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -23,17 +23,17 @@ from numpy.typing import NDArray
 
 from ..codes.checks import named_rows
 from ..errors import DataError, UsageError
-from ..files import fingerprint
 from .images import without_gradient
 
 MAX_CLASSES = 65_535
 """Maximum number of classes; more are probably ids given as labels."""
 WHOLE = re.compile(r"-?[0-9]{1,20}(\.0*)?")
-ROW = re.compile(r"\[?\s*[01](\.0*)?([\s,;]+[01](\.0*)?)+\s*\]?")
+_CELL = r"([01](\.0*)?(e[+-]00)?|true|false)"
+ROW = re.compile(rf"\[?\s*{_CELL}([\s,;]+{_CELL})+\s*\]?", re.IGNORECASE)
+"""0 and 1 of each class, as spreadsheets, numpy and pandas write them."""
 
 MISSING = frozenset(["", "nan", "na", "n/a", "#n/a", "null", "none", "nat", "<na>", "?", "-", "--"])
 """Texts, in lower case, that mean "no label" where all other labels are numbers."""
-_COLLECTIONS = (list, tuple, dict, set, frozenset)
 
 Rows = slice | NDArray[Any]
 
@@ -82,10 +82,6 @@ class Labels:
 
     packed: NDArray[np.uint8]
     class_names: tuple[str, ...]
-
-    def names_of(self, row: int) -> tuple[str, ...]:
-        """Return the class names of an item."""
-        return tuple(self.class_names[c] for c in np.flatnonzero(self.dense(slice(row, row + 1))))
 
     @classmethod
     def _of_pairs(cls, n: int, rows: Any, classes: Any, names: tuple[str, ...]) -> Labels:
@@ -142,23 +138,29 @@ class Labels:
         """Return labels of the texts of each item, none, one or several: 0/1 of each class, class
         numbers, or names, sorted. Empty texts, -1 and, among numbers, :data:`MISSING` are none.
 
-        Raises DataError: negative numbers, or too many classes.
+        Raises DataError: negative numbers, -1 beside other labels of an item, too many classes, or
+        rows of numbers that look like 0 and 1 of each class, but are not.
         """
+        if any("-1" in row and {*row} != {"-1"} for row in items):
+            raise DataError("-1 stands beside other labels of an item, but it means none")
         texts = {text for row in items for text in row if text.lower() not in MISSING}
         is_numbers = all(map(WHOLE.fullmatch, texts))
         if is_numbers:
             # An integer column with gaps becomes float in pandas.
             items = [[text.partition(".")[0] for text in row if text in texts] for row in items]
-            widths = {len(row) for row in items if row}
-            if (
-                len(widths) == 1
-                and max(widths) > 1
-                and {text for row in items for text in row} <= {"0", "1"}
-            ):
-                return cls.from_multihot(
-                    np.array([row or ["0"] * max(widths) for row in items]) == "1"
-                )
         items = [[text for text in row if text not in ("", "-1")] for row in items]
+        widths = {len(row) for row in items if row}
+        if is_numbers and max(widths, default=0) > 1:
+            are_bits = {text for row in items for text in row} <= {"0", "1"}
+            if len(widths) == 1 and are_bits:
+                bits = np.array([row or ["0"] * max(widths) for row in items]) == "1"
+                return cls.from_multihot(bits)
+            is_repeated = any(len({*row}) < len(row) for row in items)
+            if is_repeated and (len(widths) == 1 or are_bits):
+                raise DataError(
+                    "an item has a number twice, so these are not class numbers: 0 or 1 for each "
+                    "class of every item are needed"
+                )
         names = sorted(
             {text for row in items for text in row},
             key=lambda name: (int(name) if is_numbers else 0, name),
@@ -224,8 +226,7 @@ class Labels:
 
     def at(self, rows: NDArray[np.int64]) -> Labels:
         """Return the labels of the items at ``rows``, -1 for none, over their classes."""
-        labels = self.take(rows)  # a copy
-        labels.packed[rows < 0] = 0
+        labels = self.take(rows).masked(rows >= 0)
         return labels.over([self.class_names[c] for c in np.flatnonzero(labels.counts())])
 
     def masked(self, rows: NDArray[Any]) -> Labels:
@@ -237,10 +238,6 @@ class Labels:
     def counts(self) -> NDArray[np.int64]:
         """Return the number of items of each class, int64 [C]."""
         return np.bincount(self._pairs[1], minlength=self.n_classes)
-
-    def fingerprint(self) -> str:
-        """Return a hash over the labels and the class names."""
-        return fingerprint(np.ascontiguousarray(self.packed).tobytes(), *self.class_names)
 
 
 # From values in any form --------------------------------------------------------------------------
@@ -290,46 +287,53 @@ def _texts(value: Any) -> tuple[str, ...]:
 
     Raises DataError: a dict, or a list in a list.
     """
-    if hasattr(value, "tolist"):
-        value = without_gradient(value).tolist()
-    if not isinstance(value, _COLLECTIONS):
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         return _texts_of(value)
-    if isinstance(value, dict) or any(isinstance(item, _COLLECTIONS) for item in value):
+    items = [item.tolist() if hasattr(item, "tolist") else item for item in value]
+    is_nested = any(isinstance(x, Iterable) and not isinstance(x, str | bytes) for x in items)
+    if is_nested or isinstance(value, Mapping | bytearray):
         raise DataError("a label is a dict or a list in a list: names or numbers are needed")
-    items = sorted(value, key=str) if isinstance(value, set | frozenset) else value
-    return tuple([text for item in items for text in _texts(item)])
+    items = sorted(items, key=str) if isinstance(value, Set) else items
+    return tuple([text for item in items for text in _texts_of(item)])
 
 
 @lru_cache(maxsize=1 << 16, typed=True)  # values occur many times
 def _texts_of(value: Any) -> tuple[str, ...]:
-    """Return the texts of a value that is not a list."""
+    """Return the texts of a value that is not a list. Raises DataError: a fraction."""
+    if isinstance(value, float) and value % 1 > 0:
+        raise DataError(f"label {value}: class numbers are whole")
     text = composed(plain_text(int(value) if isinstance(value, bool) else value)).strip()
     if not isinstance(value, str | bytes):
         return (text,) if text else ()
     if ROW.fullmatch(text):
-        return tuple(re.findall("[01][.0]*", text))
+        cells = re.findall(_CELL, text, re.IGNORECASE)
+        return tuple("1" if cell[0][0] in "1tT" else "0" for cell in cells)
+    text = re.sub(r"^(frozen)?set\((.*)\)$", r"\2", text)
     if text[:1] in ("[", "{", "("):
-        with contextlib.suppress(ValueError, SyntaxError):
-            return _texts(ast.literal_eval(text))
+        with contextlib.suppress(ValueError, SyntaxError):  # arrays in text have no commas
+            return _texts(ast.literal_eval(re.sub(r"(?<=['\"])\s+(?=['\"])", ", ", text)))
+    if text[:1] + text[-1:] in ("[]", "{}"):
+        text = "|".join(text[1:-1].split("," if "," in text else None))
     return tuple(word.strip() for word in text.split("|"))
 
 
-def label_notes(labels: Labels, source: str, method: str) -> list[str]:
-    """Return lines of the log on labels from ``source``, which belong to their items by ``method``:
-    how many, the sizes of the classes, and what looks like a mistake.
+def label_notes(labels: Labels, source: tuple[str, str]) -> list[str]:
+    """Return lines of the log on labels: their number, the sizes of the classes, and what looks
+    like a mistake. ``source`` says where they are from, and how they belong to the items.
     """
     counts = labels.counts()
     sizes = [
         f"{labels.class_names[c]} {counts[c]:,}" for c in np.argsort(-counts, kind="stable")[:10]
     ]
     sizes += [f"... ({len(counts) - 10:,} more)"] * (len(counts) > 10)
-    missing = [repr(name) for name in labels.class_names if name.lower() in MISSING]
-    advice = f"{', '.join(missing)} count as classes: leave such labels empty if they mean none"
+    missing = ", ".join(repr(name) for name in labels.class_names if name.lower() in MISSING)
+    advice = f"{missing} count as classes: leave such labels empty if they mean none"
     single = int((counts == 1).sum())
     doubt = f"{single:,} of {len(counts):,} classes have one item: are they ids or captions?"
     return [
-        f"{source}: {int(labels.has().sum()):,} of {len(labels):,} items labelled, "
-        f"{labels.n_classes:,} classes, {method}",
+        f"{source[0]}: {int(labels.has().sum()):,} of {len(labels):,} items labelled, "
+        f"{labels.n_classes:,} classes, {source[1]}",
         f"items of each class: {', '.join(sizes)}",
         *([advice] if missing else []),
         *([doubt] if single > 2 and 2 * single > len(counts) else []),

@@ -36,7 +36,6 @@ from .labels import (
 from .standard import open_digits, open_folder, open_nuswide, open_published
 from .tables import (
     ENDINGS,
-    PLAIN,
     Options,
     Table,
     file_form,
@@ -92,7 +91,7 @@ def open_table(name: str, table: Table, o: Options, mark: str = "", folder: str 
     )
 
 
-def open_files(path: str, o: Options = PLAIN, *, form: str = "features") -> Dataset:
+def open_files(path: str, o: Options, *, form: str = "features") -> Dataset:
     """Open files of one table, or a folder of them, as vectors or as images.
 
     A folder holds files of one form, or ``img_emb/`` and ``metadata/`` as clip-retrieval writes
@@ -112,8 +111,8 @@ def open_files(path: str, o: Options = PLAIN, *, form: str = "features") -> Data
         table = Table(table.source, table.arrays, open_tables(metadata).data)
     if table.of_kind("image") and o.vectors is None:
         return _open_by_datasets("parquet", name, list(map(str, files)), mark, o)
-    if max(len(array.shape) for array in [*table.arrays.values(), np.zeros(0)]) > 2:
-        return open_array(next(iter(table.arrays.values())), o)
+    if images := [array for array in table.arrays.values() if len(array.shape) > 2]:
+        return replace(open_array(images[0], o), name=name, **table.attributes(o))
     return open_table(name, table, o, mark, str(files[0].parent))
 
 
@@ -123,12 +122,12 @@ def tables_in(folder: Path) -> list[Path]:
     return sorted(files, key=lambda file: (file.name.startswith("test"), natural_order(file.name)))
 
 
-def open_frame(source: Any, o: Options = PLAIN) -> Dataset:
+def open_frame(source: Any, o: Options) -> Dataset:
     """Open vectors or paths of images in a table in memory that has Arrow's interface."""
     return open_table(type(source).__name__, frame_table(source), o)
 
 
-def open_list(path: str, o: Options = PLAIN) -> Dataset:
+def open_list(path: str, o: Options) -> Dataset:
     """Open a text with lines of a path and 0/1 labels, one class number (-1 is unlabelled), or
     nothing."""
     file = files_of(path)[0]
@@ -154,8 +153,9 @@ def _by_datasets(name: str, load: Callable[[Any], Any]) -> Any:
     try:
         return load(datasets)
     except Exception as error:  # from pyarrow, json, or datasets
-        reason = one_line(error.__cause__ or error)
-        raise DataError(f"{name} cannot be read by datasets ({reason})") from None
+        raise DataError(
+            f"{name} cannot be read by datasets ({one_line(error.__cause__ or error)})"
+        ) from None
 
 
 def _open_by_datasets(form: str, name: str, files: list[str], mark: str, o: Options) -> Dataset:
@@ -163,12 +163,10 @@ def _open_by_datasets(form: str, name: str, files: list[str], mark: str, o: Opti
     folder = str(cache_folder() / "datasets")
     options = {"data_files": {"train": files}, "split": "train", "cache_dir": folder}
     rows = _by_datasets(name, methodcaller("load_dataset", form, **options))
-    if len(rows.features) == 3 and len({*map(os.path.dirname, rows["__key__"])}) > 1:
-        raise DataError(f"{name} holds folders of images alone: extract it, and give the folder")
     return open_hf(rows, o, name, mark)
 
 
-def open_webdataset(path: str, o: Options = PLAIN) -> Dataset:
+def open_webdataset(path: str, o: Options) -> Dataset:
     """Open WebDataset shards: a path, a URL, or a pattern.
 
     Names are the keys. Labels are in ``.cls`` or a field of ``.json``; captions are no labels.
@@ -181,7 +179,7 @@ def open_webdataset(path: str, o: Options = PLAIN) -> Dataset:
     return _open_by_datasets("webdataset", f"webdataset:{name}", files, mark, o)
 
 
-def open_hf(source: Any, o: Options = PLAIN, name: str = "", mark: str = "") -> Dataset:
+def open_hf(source: Any, o: Options, name: str = "", mark: str = "") -> Dataset:
     """Open images or vectors of a ``Dataset`` or ``DatasetDict`` of ``datasets``, or of a folder
     that ``save_to_disk`` wrote: all splits, test splits last."""
     name = name or f"hf:{source if isinstance(source, str) else type(source).__name__}"
@@ -213,7 +211,7 @@ def open_hf(source: Any, o: Options = PLAIN, name: str = "", mark: str = "") -> 
 # Arrays, tensors, lists and map-style data sets of torch ------------------------------------------
 
 
-def open_array(values: Any, o: Options = PLAIN) -> Dataset:
+def open_array(values: Any, o: Options) -> Dataset:
     """Open vectors, numbers [N, width], or images, uint8 [N, H, W], [N, H, W, 3] or [N, 3, H, W].
 
     Raises DataError: neither vectors nor images.
@@ -232,18 +230,23 @@ def open_array(values: Any, o: Options = PLAIN) -> Dataset:
     return images_in_memory("array", pixels)
 
 
-def _targets(source: Any) -> tuple[Any, Any]:
-    """Return the class numbers of a map-style data set and their names, each None if unknown.
-
-    Subsets have those of the whole.
+def _targets(source: Any) -> list[Any] | None:
+    """Return the labels of a map-style data set, or of parts of it, if they are known without its
+    items: names of classes, or else numbers.
     """
     if hasattr(source, "dataset") and hasattr(source, "indices"):
-        targets, classes = _targets(source.dataset)
-        return None if targets is None else np.asarray(targets)[list(source.indices)], classes
-    return without_gradient(getattr(source, "targets", None)), getattr(source, "classes", None)
+        targets = _targets(source.dataset)
+        return None if targets is None else [targets[i] for i in source.indices]
+    if hasattr(source, "datasets"):
+        parts = [_targets(part) for part in source.datasets]
+        return None if None in parts else [label for part in parts for label in part or ()]
+    targets, classes = getattr(source, "targets", None), getattr(source, "classes", None)
+    if targets is None or getattr(source, "target_transform", None) is not None:
+        return None
+    return [named(number, classes) for number in targets] if classes else list(targets)
 
 
-def open_items(source: Any, o: Options = PLAIN) -> ImageDataset:
+def open_items(source: Any, o: Options) -> ImageDataset:
     """Open a list or a map-style data set of images, in any form that :func:`.images.to_pixels`
     takes, or of (image, label).
 
@@ -251,8 +254,9 @@ def open_items(source: Any, o: Options = PLAIN) -> ImageDataset:
     time. Labels are its ``targets``, else in the items, which are then all read.
     """
     name, lock = type(source).__name__, threading.Lock()
-    if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
-        raise UsageError(f"{name} has no access by index: a data set with len() and [i] is needed")
+    is_indexed = {"__getitem__", "__len__"} <= {*dir(source)} and not isinstance(source, Mapping)
+    if not is_indexed or not len(source):
+        raise UsageError(f"{name} has no items [i]: a data set with len() and [i] is needed")
 
     def item(i: int) -> Any:
         with lock:
@@ -261,12 +265,8 @@ def open_items(source: Any, o: Options = PLAIN) -> ImageDataset:
 
     paths, attributes = [f"item {i}" for i in range(len(source))], dict[str, Any]()
     if o.with_labels:
-        targets, classes = _targets(source)
-        targets = [item(i)[1] for i in range(len(paths))] if targets is None else targets
-        labels = Labels.from_ids(targets, classes) if classes else labels_of(targets, "labels")
+        labels = labels_of(_targets(source) or [item(i)[1] for i in range(len(paths))], "labels")
         attributes = {"labels": labels, "label_source": (name, "in its items")}
-    if not paths:
-        raise DataError(f"{name} has no items")
     dataset = ImageDataset(
         name=name,
         fingerprint="",
@@ -335,9 +335,10 @@ def _opener(source: object) -> tuple[str, Callable[[Any, Options], Dataset], str
     one too many.
     """
     if isinstance(source, str | os.PathLike):
-        source = str(source)
-        source = source if source.partition(":")[0] in _SOURCES else f"{form_of(source)}:{source}"
-        form, colon, path = source.partition(":")
+        text = os.fspath(source)
+        form, colon, path = text.partition(":")
+        if form not in _SOURCES:
+            form, colon, path = form_of(text), ":", text
         usage, opener, takes = _SOURCES[form]
         if (path and not usage) or (not path and (colon or usage.startswith(":"))):
             raise UsageError(f"{source!r} has a path too many or too few: the forms are {FORMS}")
@@ -356,7 +357,7 @@ def _opener(source: object) -> tuple[str, Callable[[Any, Options], Dataset], str
 
 
 def open_data(
-    source: object, *, labels: Any = None, ids: Any = None, names: Any = None, **read: Any
+    source: Any, *, labels: Any = None, ids: Any = None, names: Any = None, **read: Any
 ) -> Dataset:
     """Open a source of images or features, and log what was understood; nothing is decoded yet.
 
@@ -391,8 +392,6 @@ def open_data(
     allowed = ["max_bad", *takes.split(), *["id_column", "label_column"] * ("label" in attached)]
     if wrong := [option for option in read if option not in allowed]:
         raise UsageError(f"--read {wrong[0]} does not apply to {form}: use {', '.join(allowed)}")
-    if not 0 <= read.get("max_bad", 0) <= 1:
-        raise UsageError(f"--read max_bad={read['max_bad']}: give a fraction from 0 to 1")
     keep = read.get("keep") or ()
     options = Options(**read | {"keep": keep.split(",") if isinstance(keep, str) else keep})
     # A column of labels or ids that is named belongs to the labels beside the data, if any.
@@ -408,7 +407,10 @@ def open_data(
     if "id" in attached:
         dataset = replace(dataset, ids=read_ids(without_gradient(attached["id"])))
     if "label" in attached:
-        dataset = _with_labels(dataset, attached["label"], options)
+        label = attached["label"]
+        if hasattr(source, "iloc") and hasattr(label, "iloc") and source.index.equals(label.index):
+            label = getattr(label, "array", label)  # a Series of its rows, in their order
+        dataset = _with_labels(dataset, label, options)
     return source if isinstance(source, Dataset) and not attached else _completed(dataset)
 
 
@@ -416,13 +418,12 @@ def _completed(dataset: Dataset) -> Dataset:
     """Complete the fingerprint and the notes of a data set that was opened, and log the notes."""
     labels = dataset.labels if dataset.labels is not None and dataset.labels.has().any() else None
     texts = [f"{name}\0" + "\0".join(dataset.texts[name]) for name in sorted(dataset.texts)]
-    marks = dataset.ids.tobytes(), "" if labels is None else labels.fingerprint()
-    source, method = dataset.label_source
-    notes = label_notes(labels, source or dataset.name, method) if labels else ["no labels"]
+    marks: list[bytes | str] = [labels.packed.tobytes(), *labels.class_names] if labels else []
+    notes = label_notes(labels, dataset.label_source) if labels else ["no labels"]
     notes += dataset.notes
     for note in notes:
         log.info("%s: %s", dataset.name, note)
-    mark = fingerprint(dataset.fingerprint, *marks, *texts)
+    mark = fingerprint(dataset.fingerprint, dataset.ids.tobytes(), *marks, *texts)
     return replace(dataset, fingerprint=mark, labels=labels, notes=notes)
 
 
@@ -452,12 +453,11 @@ def _with_labels(dataset: Dataset, labels: Any, o: Options) -> Dataset:
         source, labels = files[0].name, _read_labels(files)
     elif hasattr(labels, "__arrow_c_stream__") and hasattr(labels, "columns"):
         labels = frame_table(labels)
-    elif hasattr(labels, "index") and hasattr(labels, "items"):  # a Series of pandas
-        is_ordered = labels.index.tolist() == [*range(len(dataset))]
-        labels = labels.tolist() if is_ordered else dict(labels.items())
-    if isinstance(labels, Mapping):
-        arrays = {"id": np.fromiter(labels, object), "label": np.fromiter(labels.values(), object)}
-        labels, o = Table("labels", arrays), Options()
+    elif hasattr(labels, "items"):  # a dict, or a Series of pandas
+        is_ordered = hasattr(labels, "index") and labels.index.tolist() == [*range(len(dataset))]
+        columns = [np.fromiter((pair[i] for pair in labels.items()), object) for i in (0, 1)]
+        table = Table("labels", dict(zip(("id", "label"), columns, strict=True)))
+        labels, o = labels.tolist() if is_ordered else table, Options()
     if isinstance(labels, Table):
         dataset, attached, method = _matched(dataset, labels, o, source)
     elif o.label_column or o.id_column:
@@ -506,8 +506,8 @@ def _matched(
 ) -> tuple[Dataset, Labels, str]:
     """Return the data set, the labels of its items by a table, and how they match.
 
-    A table without ids or names has one row for each item, in order. Data without names take those
-    of a table of as many rows.
+    A table without ids or names has one row for each item, in order. Data without ids and names
+    take the names of a table of as many rows, in its order (not of a dict, which has none).
     """
     labels, is_single = table.labels(o), len(table.kinds) == 1
     items = o.id_column or (None if is_single else usual("items", table.kinds))
@@ -519,9 +519,12 @@ def _matched(
         raise DataError(
             f"{source}: {column!r} {repeated[0]!r} occurs more than once: give each item one line"
         )
-    is_named = o.id_column is None and not all(map(WHOLE.fullmatch, texts))
-    if is_named and "name" not in dataset.texts and len(texts) == len(dataset):
-        return _with_names(dataset, texts), labels, "in their order"
+    is_counted = ids == [*map(str, range(len(ids)))]
+    are_names = (
+        table.source != "labels" and "" not in texts and not any(map(WHOLE.fullmatch, texts))
+    )
+    if are_names and is_counted and "name" not in dataset.texts and len(texts) == len(ids):
+        return _with_names(dataset, texts), labels, f"in their order, with the names in {column!r}"
     names = list(map(_key, dataset.texts.get("name", ())))
     for way, shorten in _WAYS.items():
         keys = ids if way == "id" else list(map(shorten, names))
@@ -534,13 +537,15 @@ def _matched(
         raise DataError(
             f"{source}: no key of a label in {column!r} is an id or name of the data "
             f"(it has {texts[:1]}, the data {(names or ids)[:1]})"
+            ": give those of the data with --read names=FILE or ids=FILE"
         )
     unmatched = sorted(positions.keys() - {*keys})
-    if way == "id" and unmatched and ids == [*map(str, range(len(ids)))]:
+    if way == "id" and unmatched and is_counted:
         raise DataError(
             f"{source} has the id {unmatched[0]} in {column!r}, but the data has no ids"
             f"; its items are numbered from 0: give their ids with --read ids=FILE"
         )
     others = f" ({len(unmatched):,} rows are of other items)" if unmatched else ""
+    dataset.notes += ["ids are row numbers, from 0"] * (way == "id" and is_counted)
     rows = np.array([positions.get(key, -1) for key in keys])
     return dataset, labels.at(rows), f"matched by {way} in {column!r}{others}"

@@ -18,9 +18,7 @@ training may use them (not in protocol transfer, as they might be of an unseen c
 
 from __future__ import annotations
 
-import base64
 import re
-import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,7 +34,7 @@ from .labels import Labels, errors_of
 
 PROTOCOLS = ("1", "2", "transfer", "none")
 _QUERY, _LABELLED, _CLASSES, _HALVES = range(4)  # streams of random numbers
-_BITS = {"query": 1, "labelled": 2, "unlabelled": 4, "database": 8}
+_ROLES = ("query", "labelled", "unlabelled", "database")
 _SPEC = re.compile(r"(\d+)-per-class|(\d*\.?\d+(?:e-\d+)?)(%?)|")
 
 Rows = NDArray[np.int64]
@@ -62,17 +60,10 @@ class Split:
     seen_classes: tuple[int, ...] | None = field(default=None, kw_only=True)
 
     @property
-    def roles(self) -> NDArray[np.uint8]:
-        """A bit for each role, uint8 [N]: query 1, labelled 2, unlabelled 4, database 8."""
-        roles = np.zeros(self.n, dtype=np.uint8)
-        for role, bit in _BITS.items():
-            roles[getattr(self, role)] |= bit
-        return roles
-
-    @property
     def hash(self) -> str:
         """Hash of the roles: 16 hex digits."""
-        return fingerprint("split", str(self.n), self.roles.tobytes(), str(self.seen_classes))
+        rows = [getattr(self, role).tobytes() for role in _ROLES]
+        return fingerprint("split", str(self.n), *rows, str(self.seen_classes))
 
     def training_labels(self, labels: Labels) -> Labels:
         """Return labels for the training: of the labelled items, over the seen classes."""
@@ -80,28 +71,19 @@ class Split:
         return labels.masked(self.labelled).over([labels.class_names[c] for c in classes])
 
     def save(self, path: str | Path) -> None:
-        """Write as JSON, with one compressed byte per item."""
-        write_json(
-            path,
-            {
-                "protocol": self.name,
-                "seed": self.seed,
-                "sizes": {role: len(getattr(self, role)) for role in _BITS},
-                "hash": self.hash,
-                "seen_classes": self.seen_classes,
-                "roles": base64.b64encode(zlib.compress(self.roles.tobytes(), 9)).decode(),
-            },
-        )
+        """Write as JSON, with the rows of each role in one text."""
+        rows = {role: " ".join(map(str, getattr(self, role).tolist())) for role in _ROLES}
+        header = {"protocol": self.name, "seed": self.seed, "items": self.n, "hash": self.hash}
+        write_json(path, header | {"seen_classes": self.seen_classes} | rows)
 
 
 def load_split(path: str | Path) -> Split:
     """Read a file written by :meth:`Split.save`. Raises DataError: it is damaged."""
     value = read_json(path, "a split")
     with reading(Path(path), "a split"):
-        roles = np.frombuffer(zlib.decompress(base64.b64decode(value["roles"])), np.uint8)
-        rows = [np.flatnonzero(roles & bit) for bit in _BITS.values()]
+        rows = [np.array(value[role].split(), np.int64) for role in _ROLES]
         classes = value["seen_classes"] and tuple(value["seen_classes"])
-        return Split(len(roles), value["protocol"], int(value["seed"]), *rows, seen_classes=classes)
+        return Split(value["items"], value["protocol"], value["seed"], *rows, seen_classes=classes)
 
 
 # Choice of items ----------------------------------------------------------------------------------
@@ -227,9 +209,8 @@ def make_split(
     visible, seen_classes = labels, None
     with errors_of(source):
         if has_unseen:
-            present = np.flatnonzero(labels.counts())
-            seen = _permuted(present, seed, _CLASSES)[: max(1, int(0.75 * len(present)))]
-            seen_classes = tuple(sorted(seen.tolist()))
+            seen = _permuted(np.flatnonzero(labels.counts()), seed, _CLASSES)
+            seen_classes = tuple(sorted(seen[: max(1, int(0.75 * len(seen)))].tolist()))
             names = [labels.class_names[c] for c in seen_classes]
             hidden = labels.over(set(labels.class_names) - set(names)).has()
             first = _first_halves(labels, hidden, seed)
@@ -260,7 +241,7 @@ def make_split(
                 "classes 0, 1, 2, ... without gaps"
             )
     masks = (training if protocol == "transfer" else ~query, database)
-    rows = [np.setdiff1d(np.flatnonzero(mask), chosen) for mask in masks]
+    rows = (np.setdiff1d(np.flatnonzero(mask), chosen) for mask in masks)
     return Split(
         len(labels), protocol, seed, np.flatnonzero(query), chosen, *rows, seen_classes=seen_classes
     )

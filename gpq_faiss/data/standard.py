@@ -21,7 +21,7 @@ from ..inputs import read_text, reading
 from .base import ImageDataset, image_files, images_in_memory
 from .images import IMAGE_SUFFIXES, is_image_name, shown
 from .labels import Labels, composed
-from .tables import PLAIN, Options
+from .tables import Options
 
 # Folders ------------------------------------------------------------------------------------------
 
@@ -80,12 +80,15 @@ def classes_of(names: Sequence[str]) -> list[str]:
     is_split = bool(splits) and (not strange or (len(splits) > 1 and bool(repeated)))
     are_domains = len(tops) > 1 and {top for top, _ in pairs} == {*tops}
     level = int(is_split or (are_domains and 2 * len(repeated) >= len(shared)))
-    skipped = {*tops} - splits if is_split else {None}
-    is_labelled = [len(path) > level and path[0] not in skipped for path in folders]
+    skipped = {*tops} - splits if is_split else set()
+    is_labelled = [
+        len(path) > level and path[0] not in skipped and path[level].lower() not in _UNLABELLED
+        for path in folders
+    ]
     return [path[level] if ok else "" for path, ok in zip(folders, is_labelled, strict=True)]
 
 
-def open_folder(path: str, o: Options = PLAIN) -> ImageDataset:
+def open_folder(path: str, o: Options) -> ImageDataset:
     """Open images of a folder, labelled by :func:`classes_of`; those of test folders come last.
 
     Folders of the system, of masks beside ``images``, and links to folders of the tree are left
@@ -96,29 +99,28 @@ def open_folder(path: str, o: Options = PLAIN) -> ImageDataset:
         raise DataError(f"{name} is no folder, or not found: extract it, and give the folder")
     notes: list[str] = []
     images: list[str] = []
-    n_files, visited = 0, {root.resolve()}
-    has_containers = any(folder.name.lower() in _CONTAINERS for folder in root.iterdir())
-    left_out = _SYSTEM | (_ANNOTATIONS if has_containers else set())
+    visited = {whole := root.resolve()}
 
     def fail(error: OSError) -> None:
         raise DataError(f"cannot read {shown(str(error.filename))}: {error.strerror}")
 
+    def is_inner_link(path: str) -> bool:
+        return os.path.islink(path) and Path(path).resolve().is_relative_to(whole)
+
     for folder, below, files in os.walk(root, onerror=fail, followlinks=True):
+        left_out = _SYSTEM | (_ANNOTATIONS if _CONTAINERS & {*map(str.lower, below)} else set())
         for subfolder in [Path(folder, subfolder) for subfolder in sorted(below)]:
             target = subfolder.resolve()
-            is_inside = subfolder.is_symlink() and target.is_relative_to(root.resolve())
-            is_repeated = is_inside or target in visited
-            visited.add(target)
+            is_repeated = is_inner_link(str(subfolder)) or target in visited
+            if not is_repeated:
+                visited.add(target)
             if subfolder.name[0] == "." or subfolder.name.lower() in left_out or is_repeated:
                 below.remove(subfolder.name)
                 reason = "is a link to a folder that is read anyway: " * is_repeated
                 notes.append(f"{shown(str(subfolder.relative_to(root)))} {reason}left out")
         below.sort()
-        file_names = [os.path.relpath(os.path.join(folder, file), root) for file in sorted(files)]
-        images += filter(is_image_name, file_names)
-        n_files += len(file_names)
-    if n_files > len(images):
-        notes.append(f"{n_files - len(images):,} files without an image extension left out")
+        kept = [os.path.join(folder, file) for file in sorted(files) if is_image_name(file)]
+        images += [os.path.relpath(file, root) for file in kept if not is_inner_link(file)]
     if not images:
         raise DataError(
             f"{name} contains no images ({'; '.join(notes) or 'it is empty'})"
@@ -143,7 +145,7 @@ def open_folder(path: str, o: Options = PLAIN) -> ImageDataset:
 # Published data sets ------------------------------------------------------------------------------
 
 
-def open_digits(_: None = None, o: Options = PLAIN) -> ImageDataset:
+def open_digits(_: None, o: Options) -> ImageDataset:
     """Open 1,797 images of 8 x 8 grey pixels in ten classes (UCI Optical Recognition of Digits)."""
     remedy = "digits are inside scikit-learn: pip install 'gpq-faiss[train]'"
     x, classes = optional("sklearn.datasets", remedy).load_digits(return_X_y=True)
@@ -176,7 +178,7 @@ def open_published(root: str | None, o: Options, *, name: str) -> ImageDataset:
     return images_in_memory(name, pixels, labels=Labels.from_ids(classes, parts[0].classes))
 
 
-def open_nuswide(root: str, o: Options = PLAIN) -> ImageDataset:
+def open_nuswide(root: str, o: Options) -> ImageDataset:
     """Open NUS-WIDE (Chua et al., CIVR 2009) with its 21 most frequent concepts (ties by name).
 
     Images without any of them are left out; ids are row numbers in the official image list.
@@ -194,9 +196,14 @@ def open_nuswide(root: str, o: Options = PLAIN) -> ImageDataset:
     chosen = sorted(order[:21])
     ids = np.flatnonzero(matrix[:, chosen].any(axis=1))
     labels = Labels.from_multihot(matrix[ids][:, chosen], [concepts[c] for c in chosen])
-    notes = [f"{len(names) - len(ids):,} of {len(names):,} images have none of the concepts"]
     texts = [names[i] for i in ids]
     paths = [os.path.join(folder, "Flickr", text) for text in texts]
     return image_files(
-        f"nuswide:{root}", paths, texts, labels=labels, ids=ids, notes=notes, max_bad=o.max_bad
+        f"nuswide:{root}",
+        paths,
+        texts,
+        labels=labels,
+        ids=ids,
+        notes=[f"{len(names) - len(ids):,} of {len(names):,} images have none of the concepts"],
+        max_bad=o.max_bad,
     )

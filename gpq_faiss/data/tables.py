@@ -234,9 +234,6 @@ class Options:
     max_bad: float = 0.01
 
 
-PLAIN = Options()
-
-
 def usual(role: str, names: Iterable[str]) -> str | None:
     """Return the first of ``names`` that is usual for a role (:data:`USUAL`), if any."""
     plain = {re.sub(r"[\W_]", "", name.lower()): name for name in reversed(list(names))}
@@ -359,8 +356,8 @@ class Table:
 
         Raises DataError: there is no such column, or its values are no labels.
         """
-        only = next(iter(self.kinds)) if len(self.kinds) == 1 else None
-        label = o.label_column or usual("labels", self.kinds) or only
+        label = o.label_column or usual("labels", self.kinds)
+        label = next(iter(self.kinds)) if label is None and len(self.kinds) == 1 else label
         items = usual("items", self.kinds)
         if label in (None, "y") and o.label_column is None:
             classes = [name for name in self.kinds if name not in (items, o.id_column)]
@@ -418,14 +415,17 @@ class Table:
             chosen = [name] if (name := usual("vectors", lists)) else lists
         if len(chosen) == 1:
             return self.matrix(chosen[0]), f"vectors are in column {chosen[0]!r}"
-        if {self.kinds[name] for name in chosen} != {"number"}:
-            columns = ", ".join((lists or list(self.kinds))[:20])
+        arrays = [self.arrays[name] for name in chosen if name in self.arrays]
+        if {*map(self.kinds.get, chosen)} != {"number"} or len({a.shape[0] for a in arrays}) > 1:
             raise DataError(
-                f"{self.source}: which column holds the vectors? (it has {columns})"
-                f": name them with --read vectors=NAME or a pattern, 'f*'"
+                f"{self.source}: which column holds the vectors? (it has "
+                f"{', '.join((lists or list(self.kinds))[:20])}): name them with --read"
+                " vectors=NAME or a pattern, 'f*'"
             )
         note = f"vectors are the {len(chosen):,} columns {chosen[0]!r} to {chosen[-1]!r}"
-        return np.column_stack([self.values(name) for name in chosen]), note
+        stack = functools.cache(lambda: np.column_stack([self.values(name) for name in chosen]))
+        shape = len(self.values(chosen[0])), len(chosen)
+        return LazyArray(shape, np.dtype(np.float64), stack), note
 
     def image_column(self, requested: str | None) -> str | None:
         """Return the column of images or of their paths, if any: the requested, or a usual one."""
@@ -452,21 +452,18 @@ def open_tables(paths: Sequence[Path]) -> Table:
     files with different columns.
     """
     form, source, opened = file_form(paths[0]), str(paths[0]), []
-
-    def dataset(path: Path) -> Any:
-        return _library("pyarrow.dataset", path).dataset(str(path), format=form)
-
     readers: dict[str, Any] = {
         "npy": lambda path: {"arr_0": npy_array(path)},
         "npz": npz_arrays,
         "hdf5": _hdf5,
         "json": lambda path: _library("pyarrow.json", path).read_json(str(path)),
         "JSON of records": lambda path: (
-            frame_table(
-                _library("pandas", path).read_json(path, dtype=False, convert_dates=False)
-            ).data
+            frame_table(_library("pandas", path).read_json(path, dtype=False)).data
         ),
-        **dict.fromkeys(("parquet", "arrow"), dataset),
+        **dict.fromkeys(
+            ("parquet", "arrow"),
+            lambda path: _library("pyarrow.dataset", path).dataset(str(path), format=form),
+        ),
     }
     for path in paths:
         with reading(path, f"a file of the form {form}"):
@@ -501,24 +498,27 @@ def _hdf5(path: Path) -> dict[str, Matrix]:
 def _csv(path: Path) -> Any:
     """Return a text with a header line, separated by what is most in that.
 
-    Numbers in the first line are a row: columns are then named by their numbers. Columns with usual
-    names of labels, ids and names are texts.
+    Numbers in the first line are a row, unless they are those of the columns, or beside a usual
+    name: columns are then named by their numbers. Columns with usual names of labels, ids and
+    names are texts.
     """
     reader = _library("pyarrow.csv", path)
     text = read_text(path, "a table with a header line").lstrip("\n")
     first = text.partition("\n")[0]
     separator = max(",;\t|", key=first.count)
     names = [name.strip() for name in next(csv.reader([first], delimiter=separator), [])]
-    has_header = not all(re.fullmatch(r"[-+]?\d*\.?\d+(e[-+]?\d+)?", n, re.I) for n in names)
+    texts = [
+        name for name in names if usual("labels", [name]) or usual("items", [name]) is not None
+    ]
+    numbers = [n for n in names if re.fullmatch(r"[-+]?\d*\.?\d+(e[-+]?\d+)?", n, re.I)]
+    is_counted = len(names) > 2 and numbers == [str(i) for i in range(len(numbers))]
+    has_header = bool(texts) or not numbers or is_counted
     names = names if has_header else [str(i) for i in range(len(names))]
     if len(set(names)) < len(names) or not text[len(first) * has_header :].strip():
         raise DataError(
             f"{path} is empty, has a header line alone, or names a column twice"
             f": a table with a header line is needed"
         )
-    texts = [
-        name for name in names if usual("labels", [name]) or usual("items", [name]) is not None
-    ]
     return reader.read_csv(
         io.BytesIO(text.encode()),
         reader.ReadOptions(use_threads=False, column_names=names, skip_rows=int(has_header)),
@@ -540,5 +540,10 @@ def frame_table(source: Any) -> Table:
             f": leave out those of mixed types"
         ) from None
     index = (data.schema.pandas_metadata or {}).get("index_columns", [])
-    index = [name for name in index if isinstance(name, str) and usual("items", [name]) is None]
-    return Table(location, {}, data.drop_columns(index))
+    return Table(
+        location,
+        {},
+        data.drop_columns(
+            [name for name in index if isinstance(name, str) and usual("items", [name]) is None]
+        ),
+    )

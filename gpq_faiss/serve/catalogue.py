@@ -61,6 +61,11 @@ class Catalogue:
             log.warning(
                 "%s has no names, and is not the data that were indexed: no pictures", dataset.name
             )
+        elif live.items.data_fingerprint != dataset.fingerprint:
+            log.warning(
+                "%s is not as it was when it was encoded: pictures are found by their names alone",
+                dataset.name,
+            )
 
     def items(self, ids: Sequence[int]) -> list[dict[str, Any]]:
         """Return id, name and labels of each item [n]."""

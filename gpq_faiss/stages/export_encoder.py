@@ -178,6 +178,7 @@ def _metadata(encoder: Encoder, side: Side) -> dict[str, str]:
         codebooks=M,
         codewords=K,
         subdim=d,
+        scale=encoder.scale,
         class_names=encoder.model.description["class_names"],
         versions=versions("python", "torch"),
     )

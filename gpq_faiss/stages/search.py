@@ -275,10 +275,16 @@ class SearchResult(Shown):
                 f"{items.name} is not the data of the index, and nothing names its items: "
                 "give the data that were encoded"
             )
+        if self.data_fingerprint != items.fingerprint:
+            log.warning(
+                "%s is not as it was when it was encoded: pictures are found by their names alone",
+                items.name,
+            )
         row_of_name, gallery = {name: row for row, name in enumerate(names)}, []
         for query_id, ids, scores in zip(self.query_ids, self.ids, self.scores, strict=True):
             query_row = queries.row_of(query_id)
-            labels = queries.labels.names_of(query_row) if queries.labels and query_row >= 0 else ()
+            row = np.array([query_row])
+            labels = queries.labels.at(row).class_names if queries.labels else ()
             cells = [_cell(queries, query_row, ", ".join(labels))]
             for number, score in zip(ids.tolist(), scores.tolist(), strict=True):
                 item = self.items.get(number, _UNKNOWN)

@@ -283,8 +283,9 @@ def fit(
     pool = split.unlabelled if len(split.unlabelled) else labelled
     device, image_size = torch.device(options.device), 0
     if isinstance(dataset, ImageDataset):  # as set, that of the data, or 224 if their sizes differ
-        native_size = max(dataset.native_size or 224, config.smallest_image)
-        image_size = config.network.image_size or native_size
+        image_size = config.network.image_size or max(
+            dataset.native_size or 224, config.smallest_image
+        )
     with Reader(dataset, image_size) as reader:
         # Each of several processes reads its own images only, a step ahead.
         if group.size == 1 or not image_size:

@@ -98,7 +98,6 @@ OPTIONS = [
     ("csv:t.csv", {"size": "81"}, "--read size does not apply to csv"),
     ("digits:x", {}, "a path too many or too few"),
     ("digits", {"labels": "y.npy"}, "4 labels, digits has 1,797 items"),
-    ("digits", {"max_bad": float("nan")}, "give a fraction"),
     ("none.parquet", {}, r"\[1\]: numbers \[N, width\] are needed"),
     ("bad.tar.gz", {}, "bad.tar.gz is compressed: extract it"),
     *[
@@ -198,7 +197,7 @@ OBJECTS = [
     (PIXELS / 255, {}, "images are uint8"),
     (Items([]), {}, "Items has no items"),
     (Items([{"image": 1}]), {}, "item 0: dict is not an array of numbers, nor an image"),
-    (3, {}, "int has no access by index"),
+    (3, {}, "int has no items"),
     (PICTURES, {"image_column": "picture"}, "has no column 'picture' .*--read image_column"),
     (PICTURES, {"vectors": "image"}, "numbers .N, width. are needed"),
     (PICTURES.to_iterable_dataset(), {}, "cannot be read by position"),

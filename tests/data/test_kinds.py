@@ -19,7 +19,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from image_files import hub, label_texts, png, put, refused, save, shard
-from torch.utils.data import Subset, random_split
+from torch.utils.data import ConcatDataset, Subset, random_split
 from torchvision.datasets import ImageFolder
 
 from gpq_faiss.data.images import decode_image
@@ -68,6 +68,22 @@ def test_rows_of_zeros_and_ones_are_multi_hot(width, form, random):
     np.testing.assert_array_equal(labels_of(HOT_FORMS[form](hot), "").dense(dtype=int), hot)
 
 
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([[-1, 1], [1, -1]], "-1 stands beside other labels"),
+        ([[0, 2, 0], [1, 0, 0]], "a number twice"),
+        ([[0, 1, 0], [0, 1]], "a number twice"),
+        ([[0.3, 0.7], [1.0, 0.0]], "label 0.3: class numbers are whole"),
+        ([0.5, 1.0], "label 0.5: class numbers are whole"),
+        ([{"a": 1}, {"b": 2}], "a dict or a list in a list"),
+    ],
+)
+def test_rows_that_are_no_classes_are_refused(labels, message):
+    with pytest.raises(DataError, match=message):
+        labels_of(labels, "labels")
+
+
 @given(
     st.permutations(range(N)), st.sampled_from([dict, pd.Series, pd.DataFrame, "texts", "floats"])
 )
@@ -93,6 +109,9 @@ def test_labels_by_id_are_matched(order, form):
         (["1.0", "0", "N/A"] * 4, ["1", "0", ""] * 4),
         (pd.Series([pd.NA, "a", "b"] * 4), ["", "a", "b"] * 4),
         ({3: "a"}, ["", "", "", "a", *[""] * 8]),
+        (["['b' 'a']", "{b, a}", "set()"] * 4, ["a b", "a b", ""] * 4),
+        ([[-1, -1], [1, 0], [0, 1]] * 4, ["", "0", "1"] * 4),
+        ([[1, 1, 3], [2], []] * 4, ["1 3", "2", ""] * 4),
     ],
 )
 def test_values_of_labels(labels, expected):
@@ -138,6 +157,38 @@ def test_tables_of_labels_by_usual_and_by_named_columns(folder, name):
     named = open_data("x.npy", labels=name, id_column="nr", label_column="art")
     assert label_texts(named) == CLASSES
     refused("x.npy", "it has 'art', 'nr'|it has 'nr', 'art'", labels=name)
+
+
+def test_rows_without_an_id_are_left_out(folder):
+    rows = [f"{i or ''},{CLASSES[i]}\n" for i in range(N - 1, -1, -1)]
+    data = open_data("x.npy", labels=save(folder / "l.csv", "id,label\n" + "".join(rows)))
+    assert label_texts(data) == ["", *CLASSES[1:]]
+    assert "ids are row numbers, from 0" in data.notes
+    total = save(folder / "t.csv", "id,label\ntotal,c9\n" + "".join(rows[:-1]))
+    refused("x.npy", "t.csv has the id total in 'id', but the data has no ids", labels=total)
+
+
+def test_names_in_a_table_are_those_of_data_without_any(folder):
+    names = [f"{i}.png" for i in range(N)]
+    table = pd.DataFrame({"path": names, "label": CLASSES})
+    data = open_data(X, labels=table)
+    assert (label_texts(data), data.texts["name"].tolist()) == (CLASSES, names)
+    refused(X, "is an id or name of the data", labels=dict(zip(names, CLASSES, strict=True)))
+    refused(X, "is an id or name of the data", labels=table, ids=np.arange(N)[::-1])
+
+
+def test_classes_of_joined_data_sets_are_joined_by_name(folder):
+    put(folder, "a/cat/1.png", "a/dog/1.png", "b/eel/1.png", "b/fox/1.png")
+    joined = ConcatDataset([ImageFolder("a"), ImageFolder("b")])
+    assert label_texts(open_data(joined)) == ["cat", "dog", "eel", "fox"]
+    assert label_texts(open_data(Subset(joined, [1, 2]))) == ["dog", "eel"]
+
+
+def test_labels_that_are_a_column_of_the_frame(folder):
+    frame = pd.DataFrame({"emb": list(X), "kind": CLASSES}).iloc[::-1]
+    assert label_texts(open_data(frame, labels=frame["kind"])) == CLASSES[::-1]
+    twice = pd.concat([pd.Series(CLASSES[:6]), pd.Series(CLASSES[6:])])
+    refused(X, "occurs more than once", labels=twice)
 
 
 @pytest.mark.parametrize(("key", "note"), [("{}.png", "file name"), ("{}", "name without ending")])
@@ -262,8 +313,25 @@ def test_folders_of_embeddings_are_one_set(folder):
     np.testing.assert_array_equal(open_data("f").read(slice(None)), X)
 
 
+def test_images_in_arrays_have_the_labels_beside_them(folder):
+    images = np.random.default_rng(0).integers(0, 255, (N, 8, 8), dtype=np.uint8)
+    np.savez(folder / "i.npz", labels=Y, images=images)
+    data = open_data("i.npz")
+    assert label_texts(data) == Y.astype(str).tolist()
+    np.testing.assert_array_equal(data.image(3)[..., 0], images[3])
+
+
+@pytest.mark.parametrize("rows", [X, np.repeat(CLASSES, 8).reshape(N, 8)])
+def test_numbers_of_columns_are_a_header(folder, rows):
+    table = pd.DataFrame(rows).assign(label=CLASSES)
+    table.to_csv("t.csv", index=False)
+    assert label_texts(open_data("x.npy", labels="t.csv")) == CLASSES
+    pd.DataFrame(X).to_csv("v.csv", index=False)
+    np.testing.assert_allclose(open_data("v.csv").read(slice(None)), X, rtol=1e-6)
+
+
 def test_images_in_parquet_and_in_clones_of_hubs(folder):
-    columns = {"image": [png(i) for i in range(4)], "label": ["a", "b"] * 2}
+    columns = {"image": [png(i) for i in range(4)], "label": ["a", "b"] * 2, "n": list(range(4))}
     save(folder / "i.parquet", columns)
     rows = hub({"image": datasets.Image(decode=False)}, **columns)
     (folder / "clone/data").mkdir(parents=True)
@@ -296,12 +364,6 @@ def test_labels_and_images_of_shards(folder, texts):
     data = open_data(samples(folder, **texts))
     assert label_texts(data) == list("012345")
     np.testing.assert_array_equal(data.read(slice(3, 4))[0], decode_image(png(3)))
-
-
-@pytest.mark.parametrize("spec", ["f.tar", "folder:f.tar"])
-def test_archives_of_folders_are_refused_with_the_remedy(folder, spec):
-    shard(folder / "f.tar", {f"c{i % 2}/{i}.png": png(i) for i in range(6)})
-    refused(spec, "extract it, and give the folder")
 
 
 # Objects ------------------------------------------------------------------------------------------
@@ -341,6 +403,9 @@ LAYOUTS = {
     "flowers/rose/x flowers/tulip/y": ["rose", "tulip"],
     "x a/y": ["a", ""],
     "only/x": ["only"],
+    "cat/images/1 cat/masks/1 dog/images/1": ["cat", "dog"],
+    "images/mask/1 images/no_mask/2": ["mask", "no_mask"],
+    "train/cat/1 train/dog/2 train/unlabeled/3": ["cat", "dog", ""],
     ".h/a cat/1 cat/._2 dog/x/3": ["cat", "dog"],
 }
 
@@ -353,7 +418,8 @@ def test_layouts_of_folders(tmp_path, names):
 
 def test_links_inside_the_tree_are_left_out(tmp_path):
     put(tmp_path, "i/cat/1.png", "i/dog/1.png", "i/dog/2.png", "outside/emu/1.png")
-    (tmp_path / "i/cat/dog2").symlink_to("../dog")
+    for link, target in {"cat/dog2": "../dog", "a dog": "dog", "cat/2.png": "../dog/2.png"}.items():
+        (tmp_path / "i" / link).symlink_to(target)
     for name in ("emu", "ostrich"):
         (tmp_path / "i" / name).symlink_to(tmp_path / "outside/emu")
     data = open_data(tmp_path / "i")

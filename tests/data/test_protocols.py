@@ -14,7 +14,6 @@ from image_files import save
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.protocols import load_split, make_split, read_rows
-from gpq_faiss.data.standard import open_digits
 from gpq_faiss.errors import DataError, GpqError
 
 CIFAR = Labels.from_ids(np.random.default_rng(0).permutation(np.repeat(np.arange(10), 6000)))
@@ -150,7 +149,7 @@ def test_files_of_labelled_items_and_of_queries(tmp_path):
             r"class 'dog' has 12 items, 12 can be drawn: --queries 100-per-class needs more",
         ),
         (FEW, "1", {"queries": 0}, "--queries 0-per-class: write N-per-class"),
-        (open_digits(), "1", {"labelled": "5000-per-class"}, "digits: class"),
+        (open_data("digits"), "1", {"labelled": "5000-per-class"}, "digits: class"),
         (Labels.from_ids([0, 1, 1]), "1", {}, "3 items of 2 classes are too few for queries"),
         (open_data(np.ones((9, 2))), "1", {}, "^array: no item has a label"),
         (NO_FOX, "1", {}, "no labelled item for class 'fox'"),
@@ -181,7 +180,7 @@ def test_a_split_travels_as_a_file(tmp_path, split):
         np.testing.assert_array_equal(getattr(loaded, role), getattr(split, role))
 
 
-@pytest.mark.parametrize("change", [{"seed": "x"}, {"roles": "AAAA"}, {"seen_classes": 3}])
+@pytest.mark.parametrize("change", [{"query": "x"}, {"labelled": 3}, {"seen_classes": 3}])
 def test_a_damaged_split_is_refused(tmp_path, change):
     path = tmp_path / "split.json"
     make_split(TYPES).save(path)

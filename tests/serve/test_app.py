@@ -249,13 +249,14 @@ def colour(client, id_):
     return round(Image.open(io.BytesIO(answer.content)).getpixel((50, 50))[0] / 60)
 
 
-def test_pictures_are_found_by_name_but_not_for_added_items(folder):
+def test_pictures_are_found_by_name_but_not_for_added_items(folder, caplog):
     images = folder / "images"
     Image.new("RGB", (300, 200), (255, 0, 0)).save(images / "cat" / "0.png")
     (images / "cat" / "b.png").unlink()
     encoder, data = Encoder.load(folder / "model"), open_data(f"folder:{images}")
     with open_live(folder / "index.faiss", writable=True) as live:
         client = client_of(Service(encoder, live, data, Settings(token=TOKEN)))
+        assert "is not as it was when it was encoded" in caplog.text
         added = Served(client, live.path).add(vector=VECTOR, name="dog/d.png")
         assert [colour(client, id_) for id_ in range(4)] == [0, None, 2, 3]
         assert colour(client, added) is None

@@ -92,6 +92,7 @@ def test_metadata_name_model_and_side(models, exports, file):
     kind, side, suffix = file
     metadata, encoder = read_encoder_metadata(exports[file]), Encoder.load(models[kind])
     assert metadata.side == side
+    assert metadata.scale == encoder.scale
     assert metadata.codebooks_fingerprint == encoder.codebooks_fingerprint
     assert metadata.input_shape == ([3, 32, 32] if kind == "images" else [20])
     raw = exports[file].read_bytes()

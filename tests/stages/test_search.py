@@ -1,5 +1,7 @@
 """Searching: names and labels come with results, which print and become tables."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -116,10 +118,14 @@ def test_result_prints_as_its_command(shop):
     assert "<table" in result._repr_html_()
 
 
-def test_pictures_are_found_by_name(shop, tmp_path):
+def test_pictures_are_found_by_name(shop, tmp_path, caplog):
     images = gpq.open_data(f"folder:{shop.images}")
     result = gpq.search(shop.image_model, shop.image_index, images, k=2)
     assert result.draw(images, images, tmp_path / "x.png").stat().st_size > 1000
+    assert "is not as it was" not in caplog.text
+    changed = replace(images, fingerprint="")
+    result.draw(changed, images, tmp_path / "changed.png")
+    assert "is not as it was when it was encoded: pictures are found by" in caplog.text
     result.items[int(result.ids[0, 0])].texts.clear()
     assert (
         result.draw(images, images, tmp_path / "y.png").read_bytes()
