@@ -1,6 +1,7 @@
 """Measure the rule that chooses ``posterior.unseen_classes``, on features.
 
-    python benchmarks/unseen_classes.py FOLDER    # also needs the packages of scenes.py
+    python benchmarks/unseen_classes.py FOLDER                 # needs the packages of scenes.py
+    python benchmarks/unseen_classes.py FOLDER --only scenes --out unseen-scenes.json
 
 Every case is trained with the setting ``false`` and ``true``. The AUC by which unlabelled items are
 told from labelled ones (:func:`gpq_faiss.methods.unseen.separation`) determines what ``auto``
@@ -115,10 +116,12 @@ def main() -> None:
     parser = make_parser(__doc__, "unseen-rule.json")
     parser.add_argument("data", type=Path, help="folder of CIFAR-10 and Omniglot features")
     parser.add_argument("--seeds", type=numbers, default=(100, 101, 102))
+    parser.add_argument("--only", default="", help="part of the names of cases")
     options = parser.parse_args()
     use_threads(1)
     rows: list[str] = []
-    for seed, (name, protocol, labelled) in itertools.product(options.seeds, CASES):
+    cases = [case for case in CASES if options.only in case[0]]
+    for seed, (name, protocol, labelled) in itertools.product(options.seeds, cases):
         data = open_case(name, options.data)
         split = make_split(data, protocol, seed=seed, labelled=labelled)
         area, results = auc(data, split), [measure(data, split, on, seed) for on in (False, True)]
