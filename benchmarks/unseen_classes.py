@@ -1,16 +1,20 @@
 """Measure the rule that chooses ``posterior.unseen_classes``, on features.
 
-    python benchmarks/unseen_classes.py FOLDER
+    python benchmarks/unseen_classes.py FOLDER                 # needs the packages of scenes.py
+    python benchmarks/unseen_classes.py FOLDER --only scenes --out unseen-scenes.json
 
 Every case is trained with the setting ``false`` and ``true``. The AUC by which unlabelled items are
 told from labelled ones (:func:`gpq_faiss.methods.unseen.separation`) determines what ``auto``
-chooses. FOLDER has ``cifar10-features`` and ``omniglot``.
+chooses. FOLDER has ``cifar10-features``, ``omniglot`` and the archive of natural scenes, some of
+which have several labels.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +29,7 @@ from common import (
     use_threads,
     vectors,
 )
+from scenes import ARCHIVE, extract_data
 
 from gpq_faiss.config import preset
 from gpq_faiss.data.base import FeatureDataset
@@ -38,6 +43,8 @@ CASES = (
     ("CIFAR-10 features", "2", "all"),
     ("CIFAR-10 features", "1", "500-per-class"),
     ("Omniglot features", "2", "all"),
+    ("scenes features", "2", "all"),
+    ("scenes features", "1", "20%"),
     ("digits", "2", "all"),
     ("digits", "1", "20-per-class"),
     ("simulated, 10 classes", "2", "all"),
@@ -46,8 +53,11 @@ CASES = (
 QUERIES = 1000
 
 
+@functools.cache
 def open_case(name: str, folder: Path) -> Any:
     """Open the features of a case."""
+    if name.startswith("scenes"):
+        return extract_data(folder / ARCHIVE, Path(tempfile.mkdtemp()))[0]
     if name.startswith("simulated"):
         x, y = clusters(6000, 10, 64, 2.0)
         return open_data(x, labels=y)
@@ -76,7 +86,7 @@ def measure(data: FeatureDataset, split: Split, unseen: bool, seed: int) -> tupl
     training = fit(build_gpq, data, split, config, **run)  # type: ignore[arg-type]
     base, coder = vectors(training, data, split.database), training.method.coder()
     seen = split.seen_classes or range(labels.n_classes)
-    of_seen = np.isin(labels.dense(split.database).argmax(axis=1), seen)
+    of_seen = ~np.delete(labels.dense(split.database, bool), seen, axis=1).any(axis=1)
     scores = []
     for rows in (split.query, split.database[of_seen]):
         queries = rows[:: max(1, len(rows) // QUERIES)]
@@ -106,10 +116,12 @@ def main() -> None:
     parser = make_parser(__doc__, "unseen-rule.json")
     parser.add_argument("data", type=Path, help="folder of CIFAR-10 and Omniglot features")
     parser.add_argument("--seeds", type=numbers, default=(100, 101, 102))
+    parser.add_argument("--only", default="", help="part of the names of cases")
     options = parser.parse_args()
     use_threads(1)
     rows: list[str] = []
-    for seed, (name, protocol, labelled) in itertools.product(options.seeds, CASES):
+    cases = [case for case in CASES if options.only in case[0]]
+    for seed, (name, protocol, labelled) in itertools.product(options.seeds, cases):
         data = open_case(name, options.data)
         split = make_split(data, protocol, seed=seed, labelled=labelled)
         area, results = auc(data, split), [measure(data, split, on, seed) for on in (False, True)]
