@@ -451,7 +451,7 @@ def open_tables(paths: Sequence[Path]) -> Table:
     Texts of other forms than :data:`ENDINGS` are CSV. Raises DataError: damaged, not a table, or
     files with different columns.
     """
-    form, source, opened = file_form(paths[0]), str(paths[0]), []
+    form, source, opened, names = file_form(paths[0]), str(paths[0]), list[Any](), list[set[str]]()
     readers: dict[str, Any] = {
         "npy": lambda path: {"arr_0": npy_array(path)},
         "npz": npz_arrays,
@@ -468,7 +468,7 @@ def open_tables(paths: Sequence[Path]) -> Table:
     for path in paths:
         with reading(path, f"a file of the form {form}"):
             opened.append(readers.get(form, _csv)(path))
-    names = [{*getattr(getattr(columns, "schema", None), "names", columns)} for columns in opened]
+            names.append({*getattr(getattr(opened[-1], "schema", None), "names", opened[-1])})
     if lacking := sorted(set().union(*names) - names[0].intersection(*names)):
         raise DataError(f"{source} and another file do not fit: one lacks {', '.join(lacking)}")
     if not isinstance(opened[0], dict):
