@@ -522,7 +522,7 @@ def _matched(
     labels, is_single = table.labels(o), len(table.kinds) == 1
     items = o.id_column or (None if is_single else usual("items", table.kinds))
     if items is None and (is_single or len(labels) == len(dataset)):
-        return dataset, labels, "in their order"
+        return dataset, labels, "in their order" + ", as no column names ids" * (not is_single)
     column = table.column(items, "id_column")
     texts, ids = list(map(_key, table.values(column))), list(map(str, dataset.ids.tolist()))
     if repeated := [text for text, count in Counter(texts).items() if count > 1 and text]:

@@ -170,6 +170,14 @@ def test_rows_without_an_id_are_left_out(folder):
     refused("x.npy", "t.csv has the id total in 'id', but the data has no ids", labels=total)
 
 
+def test_a_table_without_ids_is_in_order_and_says_so(folder):
+    table = pd.DataFrame({"sample": range(N), "label": CLASSES})
+    assert label_texts(open_data(X, labels=table)) == CLASSES
+    assert label_texts(open_data(X, labels=table, id_column="sample")) == CLASSES
+    notes = open_data(X, labels=table).notes
+    assert notes[0].endswith("in their order, as no column names ids")
+
+
 def test_names_in_a_table_are_those_of_data_without_any(folder):
     names = [f"{i}.png" for i in range(N)]
     table = pd.DataFrame({"path": names, "label": CLASSES})
