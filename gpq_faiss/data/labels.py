@@ -314,8 +314,8 @@ def _texts_of(value: Any) -> tuple[str, ...]:
         with contextlib.suppress(ValueError, SyntaxError):  # arrays in text have no commas
             return _texts(ast.literal_eval(re.sub(r"(?<=['\"])\s+(?=['\"])", ", ", text)))
     if re.fullmatch(r"[\[{][^]\[{}]*[\]}]", text):
-        text = re.sub(r",|(?<=[\d.])\s+(?=[-\d])", "|", text[1:-1])
-    return tuple(word.strip(" '\"") for word in text.split("|"))
+        text = re.sub(r",|(?<=[\d.])\s+(?=[-\d])", "|", text[1:-1]).replace('"', "")
+    return tuple(word.strip() for word in text.split("|"))
 
 
 def label_notes(labels: Labels, source: tuple[str, str]) -> list[str]:
