@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from ..codes.checks import named_rows
 from ..errors import DataError, one_line
 from ..files import content_of, fingerprint
 from ..store.hdf5 import Texts, as_texts
+from ..store.items import Item
 from .images import shown, to_pixels
 from .labels import Labels, Rows, row_numbers
 from .tables import Matrix
@@ -31,7 +33,8 @@ class Dataset(ABC):
         kind: ``images`` or ``features``.
         ids: int64 [N], returned by searches; default: the row numbers.
         labels: None if no item has one.
-        texts: text columns, StringDType [N]; ``name`` is the path or key of an item.
+        texts: text columns, StringDType [N]; ``name`` is the path or key of an item, ``content`` a
+            hash of its file.
         label_source: where the labels are from, and how they belong to the items, for the log.
         notes: lines of the log on what was understood.
         max_bad: fraction of unreadable images that is no error.
@@ -69,6 +72,19 @@ class Dataset(ABC):
         """Return the row of an id, of repeated ones the first; -1 if there is none."""
         rows = np.flatnonzero(self.ids == id_)
         return int(rows[0]) if rows.size else -1
+
+    @functools.cached_property
+    def _row_of_name(self) -> dict[str, int]:
+        names = self.texts.get("name", as_texts(())).tolist()
+        counts = Counter(names)
+        return {name: row for row, name in enumerate(names) if counts[name] == 1}
+
+    def find(self, item: Item) -> int:
+        """Return the row of an indexed item by its name; -1 if there is none, or another file."""
+        row = self._row_of_name.get(item.name or "", -1)
+        contents = self.texts.get("content", as_texts(()))
+        is_same = row < 0 or not len(contents) or contents[row] == item.texts.get("content")
+        return row if is_same else -1
 
     def require_labels(self) -> Labels:
         """Return the labels. Raises DataError: no item has one."""
@@ -188,8 +204,10 @@ def image_files(
     The fingerprint covers names and contents (:func:`..files.content_of`), not times: a copy
     elsewhere has the same.
     """
-    mark = fingerprint("images", *names, content_of(paths, 16 << 10))
-    attributes["texts"] = {"name": as_texts(names)} | attributes.get("texts", {})
+    contents = [content_of([path], 16 << 10)[:16] for path in paths]
+    mark = fingerprint("images", *names, *contents)
+    columns = {"name": as_texts(names), "content": as_texts(contents)}
+    attributes["texts"] = columns | attributes.get("texts", {})
     dataset = ImageDataset(
         name=name, fingerprint=mark, paths=paths, fetch=paths.__getitem__, **attributes
     )

@@ -330,11 +330,16 @@ def label_notes(labels: Labels, source: tuple[str, str]) -> list[str]:
     missing = ", ".join(repr(name) for name in labels.class_names if name.lower() in MISSING)
     advice = f"{missing} count as classes: leave such labels empty if they mean none"
     single = int((counts == 1).sum())
+    first = labels.take(slice(0, 1)).counts()
+    header = (
+        f"the first item alone has {labels.class_names[int(first.argmax())]!r}: is it a header?"
+    )
     doubt = f"{single:,} of {len(counts):,} classes have one item: are they ids or captions?"
     return [
         f"{source[0]}: {int(labels.has().sum()):,} of {len(labels):,} items labelled, "
         f"{labels.n_classes:,} classes, {source[1]}",
         f"items of each class: {', '.join(sizes)}",
         *([advice] if missing else []),
+        *([header] if single == 1 and (first & (counts == 1)).any() else []),
         *([doubt] if single > 2 and 2 * single > len(counts) else []),
     ]

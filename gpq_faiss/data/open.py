@@ -22,7 +22,7 @@ from ..ids import read_ids
 from ..inputs import read_text, reading
 from ..store.hdf5 import as_texts
 from .base import Dataset, FeatureDataset, ImageDataset, image_files, images_in_memory
-from .images import IMAGE_SUFFIXES, as_array, without_gradient
+from .images import ENCODED, IMAGE_SUFFIXES, as_array, without_gradient
 from .labels import (
     ROW,
     WHOLE,
@@ -56,6 +56,9 @@ def open_table(name: str, table: Table, o: Options, mark: str = "", folder: str 
 
     A column of lists goes before paths of images, and these before columns of numbers.
     """
+    images = [array for array in table.arrays.values() if len(array.shape) > 2]
+    if images and (o.vectors or usual("vectors", table.of_kind("list"))) is None:
+        return replace(open_array(images[0], o), name=name, **table.attributes(o))
     lists = [column for column in table.of_kind("list") if usual("labels", [column]) is None]
     has_vectors = o.vectors is not None or (lists and o.image_column is None)
     image = None if has_vectors else table.image_column(o.image_column)
@@ -108,12 +111,12 @@ def open_files(path: str, o: Options, *, form: str = "features") -> Dataset:
     if "codebooks" in table.kinds:
         raise DataError(f"{name} was written by gpq encode: give the data that it encoded")
     if metadata:
+        numbers = [[re.findall(r"\d+", file.stem) for file in part] for part in (files, metadata)]
+        if len(files) == len(metadata) and numbers[0] != numbers[1]:
+            raise DataError(f"{name}: the files of img_emb and metadata have different numbers")
         table = Table(table.source, table.arrays, open_tables(metadata).data)
     if table.of_kind("image") and o.vectors is None:
         return _open_by_datasets("parquet", name, list(map(str, files)), mark, o)
-    images = [array for array in table.arrays.values() if len(array.shape) > 2]
-    if images and (o.vectors or usual("vectors", table.of_kind("list"))) is None:
-        return replace(open_array(images[0], o), name=name, **table.attributes(o))
     return open_table(name, table, o, mark, str(files[0].parent))
 
 
@@ -127,11 +130,6 @@ def tables_in(folder: Path) -> list[Path]:
         if file.suffix in {*ENDINGS} - {".json"}
     ]
     return sorted(files, key=lambda file: (file.name.startswith("test"), natural_order(file.name)))
-
-
-def open_frame(source: Any, o: Options) -> Dataset:
-    """Open vectors or paths of images in a table in memory that has Arrow's interface."""
-    return open_table(type(source).__name__, frame_table(source), o)
 
 
 def open_list(path: str, o: Options) -> Dataset:
@@ -254,9 +252,9 @@ def _targets(source: Any) -> tuple[Any, Any]:
     return without_gradient(getattr(source, "targets", None)), getattr(source, "classes", None)
 
 
-def open_items(source: Any, o: Options) -> ImageDataset:
+def open_items(source: Any, o: Options) -> Dataset:
     """Open a list or a map-style data set of images, in any form that :func:`.images.to_pixels`
-    takes, or of (image, label).
+    takes, of vectors, or of these and a label.
 
     They are read on demand, by one thread at a time, so the source must return the same image each
     time. Labels are its ``targets``, else in the items, which are then all read.
@@ -269,7 +267,8 @@ def open_items(source: Any, o: Options) -> ImageDataset:
     def item(i: int) -> Any:
         with lock:
             value = source[i]
-        return value if isinstance(value, tuple | list) and len(value) == 2 else (value, None)
+        is_pair = isinstance(value, tuple | list) and len(value) in (1, 2)
+        return (*value, None)[:2] if is_pair else (value, None)
 
     paths, attributes = [f"item {i}" for i in range(len(source))], dict[str, Any]()
     if o.with_labels:
@@ -277,6 +276,10 @@ def open_items(source: Any, o: Options) -> ImageDataset:
         targets = [item(i)[1] for i in range(len(paths))] if targets is None else targets
         labels = Labels.from_ids(targets, classes) if classes else labels_of(targets, "labels")
         attributes = {"labels": labels, "label_source": (name, "in its items")}
+    first = item(0)[0]
+    if not isinstance(first, ENCODED) and np.ndim(without_gradient(first)) == 1:
+        vectors = open_array([item(i)[0] for i in range(len(paths))], o)
+        return replace(vectors, name=name, **attributes)
     dataset = ImageDataset(
         name=name,
         fingerprint="",
@@ -357,8 +360,9 @@ def _opener(source: object) -> tuple[str, Callable[[Any, Options], Dataset], str
         return "a data set", lambda dataset, _: replace(dataset, notes=[]), "", source
     if "datasets" in {kind.__module__.partition(".")[0] for kind in type(source).__mro__}:
         return "a Hugging Face data set", open_hf, _TABLE, source
-    if hasattr(source, "__arrow_c_stream__"):
-        return "a table", open_frame, _TABLE, source
+    if hasattr(source, "__arrow_c_stream__") or isinstance(source, Mapping):
+        table = frame_table(source)
+        return "a table", partial(open_table, type(source).__name__), _TABLE, table
     first: Any = source[0] if isinstance(source, list) and source else None
     is_vector = isinstance(first, list) and not {*map(type, first)} - {int, float}
     if is_vector or getattr(first, "ndim", 0) == 1 or hasattr(source, "ndim"):
@@ -458,10 +462,15 @@ def _with_labels(dataset: Dataset, labels: Any, o: Options) -> Dataset:
         DataError: labels that match no item, are of another number, or cannot be read.
     """
     source, method = "labels", "in their order"
+    is_list = isinstance(labels, list) and {*map(type, labels)} == {tuple}
+    if is_list and {*map(len, labels)} == {2}:
+        keys = {_key(key) for key, _ in labels}
+        items = {*map(str, dataset.ids.tolist()), *dataset.texts.get("name", ())}
+        labels = dict(labels) if len(keys & items) == len(labels) else labels
     if isinstance(labels, str | os.PathLike):
         files = files_of(labels)
         source, labels = files[0].name, _read_labels(files)
-    elif hasattr(labels, "__arrow_c_stream__") and hasattr(labels, "columns"):
+    elif hasattr(labels, "columns") or getattr(getattr(labels, "dtype", None), "names", None):
         labels = frame_table(labels)
     elif hasattr(labels, "items"):  # a dict, or a Series of pandas
         is_ordered = hasattr(labels, "index") and labels.index.tolist() == [*range(len(dataset))]
@@ -511,6 +520,20 @@ _WAYS: dict[str, Callable[[str], str]] = {
 """Ways in which the key of a label may name an item."""
 
 
+def _unusual_ids(table: Table, o: Options, ids: list[str], names: list[str]) -> str | None:
+    """Return the first column whose values are all ids of the data, counted from 0 or 1, or some of
+    its names; None if there is none.
+    """
+    label, counted = o.label_column or usual("labels", table.kinds), range(1, len(ids) + 1)
+    for name in table.of_kind("number", "text"):
+        texts = [] if name == label else list(map(_key, table.values(name)))
+        keys = {*texts}
+        is_key = keys in ({*ids}, {*map(str, counted)}) or keys <= {*names}
+        if is_key and len(keys) == len(texts) > 0:
+            return name
+    return None
+
+
 def _matched(
     dataset: Dataset, table: Table, o: Options, source: str
 ) -> tuple[Dataset, Labels, str]:
@@ -520,11 +543,14 @@ def _matched(
     take the names of a table of as many rows, in its order (not of a dict, which has none).
     """
     labels, is_single = table.labels(o), len(table.kinds) == 1
+    ids = list(map(str, dataset.ids.tolist()))
+    names = list(map(_key, dataset.texts.get("name", ())))
     items = o.id_column or (None if is_single else usual("items", table.kinds))
+    items = items if items is not None or is_single else _unusual_ids(table, o, ids, names)
     if items is None and (is_single or len(labels) == len(dataset)):
         return dataset, labels, "in their order" + ", as no column names ids" * (not is_single)
     column = table.column(items, "id_column")
-    texts, ids = list(map(_key, table.values(column))), list(map(str, dataset.ids.tolist()))
+    texts = list(map(_key, table.values(column)))
     if repeated := [text for text, count in Counter(texts).items() if count > 1 and text]:
         raise DataError(
             f"{source}: {column!r} {repeated[0]!r} occurs more than once: give each item one line"
@@ -533,7 +559,6 @@ def _matched(
     are_names = table.source != "labels" and {*texts}.isdisjoint(ids)
     if are_names and is_counted and "name" not in dataset.texts and len(texts) == len(ids):
         return _with_names(dataset, texts), labels, f"in their order, with the names in {column!r}"
-    names = list(map(_key, dataset.texts.get("name", ())))
     for way, shorten in _WAYS.items():
         keys = ids if way == "id" else list(map(shorten, names))
         positions = {shorten(text): i for i, text in enumerate(texts) if text} if keys else {}

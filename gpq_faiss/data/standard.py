@@ -8,8 +8,10 @@ this module 2 s.
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +27,8 @@ from .tables import Options
 
 # Folders ------------------------------------------------------------------------------------------
 
+_TRAINING = {"train", "training"}
 _TEST = {"test", "testing", "val", "valid", "validation"}
-_SPLITS = {"train", "training", *_TEST}
 _UNLABELLED = {"unlabeled", "unlabelled", "unsup", "extra"}
 _SYSTEM = {
     "@eadir",
@@ -48,12 +50,20 @@ _ANNOTATIONS = {
     "labels",
     "trimaps",
     "segmentation",
+    "segmentations",
     "segmentationclass",
     "segmentationobject",
     "bboxes",
     "thumbnails",
     "thumbs",
 }
+
+
+def _split_of(folder: str) -> str:
+    """Return ``train`` or ``test`` if a word of a folder's name says so, as in ``seg_train`` and
+    ``val2017``, else nothing."""
+    words = {*re.findall("[a-z]+", folder.lower())}
+    return "train" if words & _TRAINING else "test" if words & _TEST else ""
 
 
 def classes_of(names: Sequence[str]) -> list[str]:
@@ -64,21 +74,29 @@ def classes_of(names: Sequence[str]) -> list[str]:
     ``images`` are skipped.
     """
     folders = [
-        [folder for folder in composed(name).split("/")[:-1] if folder.lower() not in _CONTAINERS]
-        for name in names
+        [
+            name
+            for name, _ in groupby(composed(path).split("/")[:-1])
+            if name.lower() not in _CONTAINERS
+        ]
+        for path in names
     ]
     while all(len(path) > 1 and path[0] == folders[0][0] for path in folders):
-        if folders[0][0].lower() in _SPLITS:
-            break
         folders = [path[1:] for path in folders]
     tops = sorted({path[0] for path in folders if path})
     pairs = {(path[0], path[1]) for path in folders if len(path) > 1}
     shared = Counter(name for _, name in pairs)
-    repeated = [n for n, count in shared.items() if count > 1 and not any(map(str.isdigit, n))]
-    splits = {top for top in tops if top.lower() in _SPLITS}
-    strange = {top for top in tops if top.lower() not in _SPLITS | _UNLABELLED}
-    is_split = bool(splits) and (not strange or (len(splits) > 1 and bool(repeated)))
-    are_domains = len(tops) > 1 and {top for top, _ in pairs} == {*tops}
+    repeated = [
+        name
+        for name, count in shared.items()
+        if count > 1 and not any(map(str.isdigit, name)) and not _split_of(name)
+    ]
+    splits = {top for top in tops if _split_of(top)}
+    nested = {top for top, _ in pairs}
+    strange = {top for top in tops if top not in splits and top.lower() not in _UNLABELLED}
+    has_classes = strange.isdisjoint(nested) and bool(nested)
+    is_split = bool(splits) and (not strange or has_classes or (len(splits) > 1 and bool(repeated)))
+    are_domains = len(tops) > 1 and nested == {*tops}
     level = int(is_split or (are_domains and 2 * len(repeated) >= len(shared)))
     skipped = {*tops} - splits if is_split else set()
     is_labelled = [
@@ -124,7 +142,7 @@ def open_folder(path: str, o: Options) -> ImageDataset:
             f": images end in {', '.join(sorted(IMAGE_SUFFIXES))}, vectors need features:PATH"
         )
     classes = classes_of(images)
-    late = [bool({*file.lower().split("/")[:-1]} & _TEST) for file in images]
+    late = ["test" in map(_split_of, file.split("/")[:-1]) for file in images]
     order = sorted(zip(late, [not c for c in classes], classes, images, strict=True))
     labels = Labels.from_names([(c,) if c else () for _, _, c, _ in order])
     paths, texts = [str(root / file) for *_, file in order], [composed(row[3]) for row in order]

@@ -32,7 +32,7 @@ from ..errors import DataError, one_line, optional
 from ..ids import whole_numbers
 from ..inputs import read_text, reading
 from ..store.hdf5 import Hdf5Array, Texts, as_texts, open_hdf5
-from .images import is_image_name
+from .images import is_image_name, without_gradient
 from .labels import WHOLE, Labels, Rows, labels_of, plain_text, row_numbers
 
 # Matrices -----------------------------------------------------------------------------------------
@@ -145,6 +145,12 @@ _MAGIC: dict[bytes, tuple[str, str]] = {
     b"\x89HDF": ("hdf5", ""),
     b"PAR1": ("parquet", ""),
     b"ARROW1": ("arrow", ""),
+    b"\xff\xff\xff\xff": ("a stream of Arrow", ""),
+    b"version https://git-lfs": ("a pointer of Git LFS", "run git lfs pull"),
+    **dict.fromkeys(
+        (b"<!DOCTYPE", b"<!doctype", b"<html", b"<?xml"),
+        ("a page of HTML or XML", "download the file itself"),
+    ),
     b"MATLAB": ("a MATLAB file", _MATLAB),
     b"SQLite format 3": ("an SQLite database", "export the table as CSV"),
     b"%PDF": ("a PDF", "export its table as CSV"),
@@ -164,7 +170,7 @@ _MAGIC: dict[bytes, tuple[str, str]] = {
 }
 """First bytes of files -> their form; forms that are not read have a remedy."""
 _UNREAD = (
-    *(".yaml", ".xml", ".safetensors", ".pkl", ".pickle", ".mat", ".xls", ".orc"),
+    *(".yaml", ".yml", ".xml", ".safetensors", ".pkl", ".pickle", ".mat", ".xls", ".orc"),
     *(".fvecs", ".bvecs", ".fbin"),
 )
 _ZIPS = {
@@ -456,6 +462,9 @@ def open_tables(paths: Sequence[Path]) -> Table:
         "npy": lambda path: {"arr_0": npy_array(path)},
         "npz": npz_arrays,
         "hdf5": _hdf5,
+        "a stream of Arrow": lambda path: (
+            _library("pyarrow", path).ipc.open_stream(path).read_all()
+        ),
         "json": lambda path: _library("pyarrow.json", path).read_json(str(path)),
         "JSON of records": lambda path: (
             frame_table(_library("pandas", path).read_json(path, dtype=False)).data
@@ -529,10 +538,15 @@ def _csv(path: Path) -> Any:
 
 
 def frame_table(source: Any) -> Table:
-    """Return the columns of a table in memory: of pandas, polars, DuckDB, pyarrow and others."""
-    location = f"the {type(source).__name__}"
+    """Return the columns of a table in memory: of pandas, polars, DuckDB, pyarrow and others, of a
+    mapping (of numpy's archives and h5py, too), or of a structured array."""
+    location, fields = f"the {type(source).__name__}", getattr(source, "dtype", None)
+    names = [*source] if isinstance(source, Mapping) else getattr(fields, "names", None) or []
+    columns = {name: without_gradient(source[name]) for name in names}
+    arrays = {name: np.asarray(c[:]) for name, c in columns.items() if getattr(c, "shape", ())}
+    lists = {name: column for name, column in columns.items() if name not in arrays}
     try:
-        data = _library("pyarrow", location).table(source)
+        data = _library("pyarrow", location).table(lists if names else source)
     except Exception as error:  # from pyarrow, or the table's library
         raise DataError(
             f"{location} has a column that cannot be converted ({one_line(error)})"
@@ -541,7 +555,7 @@ def frame_table(source: Any) -> Table:
     index = (data.schema.pandas_metadata or {}).get("index_columns", [])
     return Table(
         location,
-        {},
+        arrays,
         data.drop_columns(
             [n for n in data.schema.names if n in index and usual("items", [n]) is None]
         ),
