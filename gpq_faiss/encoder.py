@@ -498,6 +498,4 @@ def open_encoder(
         return Encoder.load(model, device)
     except ModuleNotFoundError as error:
         remedy = needs(f"the network of {model}", error)
-        if remedy is None:
-            raise
         raise UsageError(f"{remedy}, or give the network in ONNX (gpq export-encoder)") from None
