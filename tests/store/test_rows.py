@@ -111,14 +111,10 @@ def test_kill_at_any_operation_is_resumed(tmp_path):
     assert resumed == {0, 40, 80, 100}
 
 
-@pytest.mark.parametrize("damage", ["model", "rows"])
-def test_unfinished_rows_that_do_not_fit_are_discarded(tmp_path, damage, caplog):
+def test_unfinished_rows_of_another_model_are_discarded(tmp_path, caplog):
     with RowWriter(tmp_path / "x.h5", header()) as writer:
         append(writer, 10, 5)
-    if damage != "model":
-        os.truncate(writer.folder / damage, 5)
-    rows_header = replace(header(), model_fingerprint="other") if damage == "model" else header()
-    with RowWriter(tmp_path / "x.h5", rows_header) as writer:
+    with RowWriter(tmp_path / "x.h5", replace(header(), model_fingerprint="other")) as writer:
         assert writer.rows == 0
     assert "x.h5.partial is discarded: it is of another model" in caplog.text
 
@@ -169,7 +165,6 @@ def test_other_kind_and_other_model_are_mismatches(tmp_path):
         lambda h5: h5.attrs.pop("kind"),
         lambda h5: h5.attrs.update(format_version=99),
         lambda h5: h5.attrs.update(extra="{"),
-        lambda h5: h5["codebooks"].write_direct(np.float32(h5["codebooks"][:] * 2)),
         lambda h5: h5.pop("ids"),
         lambda h5: h5["codes"].write_direct(np.full((100, 2), 255, np.uint8)),
     ],
@@ -229,14 +224,5 @@ def test_foreign_rows_at_positions(tmp_path_factory, positions):
 
 @pytest.mark.parametrize("name", ["text", "group", "soft", "outside"])
 def test_foreign_dataset_without_numbers_is_one_line(foreign, name):
-    with pytest.raises(DataError, match=r"not an array of numbers|not a dataset of this file"):
+    with pytest.raises(DataError, match=r"not an array of numbers|the file has no dataset"):
         Hdf5Array(foreign[0], name)
-
-
-def test_foreign_file_that_changed_is_one_line(foreign):
-    path, x = foreign
-    array = Hdf5Array(path, "x")
-    with h5py.File(path, "w") as h5:
-        h5["x"] = x[1:]
-    with pytest.raises(DataError, match=r"x\.h5 changed while it was read"):
-        array[:5]
