@@ -15,11 +15,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field, Json, ValidationError
+from pydantic import BaseModel, Field, Json, NonNegativeInt, PositiveInt, ValidationError
 
 from .codes.checks import check_vectors, named_rows
 from .codes.encode import encode as encode_vectors
@@ -89,6 +89,7 @@ class Embedder(ABC):
         shape: M, K and d of the codebooks.
         fingerprint: hash of weights and codebooks, stored in features, codes and indexes.
         codebooks_fingerprint: hash of the codebooks; an index must have the same.
+        scale: typical scale of the training's vectors (:func:`.scale.scale_of`); empty if unknown.
     """
 
     source: Path
@@ -98,6 +99,7 @@ class Embedder(ABC):
     shape: tuple[int, int, int]
     fingerprint: str
     codebooks_fingerprint: str
+    scale: dict[str, float]
 
     @property
     def bits(self) -> int:
@@ -138,15 +140,8 @@ class Embedder(ABC):
         message = None if images else scale_warning(self.scale, scale_of(items), len(items))
         if message is not None:
             _warn_once("%s: %s", self.source, message)
-        vectors, fine = self._vectors(items, queries)
-        return vectors, fine if images else fine & items.any(axis=1)
-
-    @property
-    def scale(self) -> dict[str, float]:
-        """Typical scale of the training's vectors (:func:`.scale.scale_of`); empty if
-        unknown.
-        """
-        return {}
+        vectors, valid = self._vectors(items, queries)
+        return vectors, valid if images else valid & items.any(axis=1)
 
     def check(self, dataset: Dataset) -> None:
         """Check that data fit the model, and warn, once, of vectors at another scale.
@@ -165,14 +160,11 @@ class Embedder(ABC):
                 f"{dataset.width}"
             )
             raise MismatchError(f"{self.source} {mismatch}: give features from the same extractor")
-        message = (
-            scale_warning(self.scale, typical_scale(dataset), len(dataset))
-            if self.scale and isinstance(dataset, FeatureDataset)
-            else None
-        )
-        if message is not None and message not in dataset.notes:
-            dataset.notes.append(message)
-            log.warning("%s: %s", dataset.name, message)
+        if self.scale and isinstance(dataset, FeatureDataset):
+            message = scale_warning(self.scale, typical_scale(dataset), len(dataset))
+            if message is not None and message not in dataset.notes:
+                dataset.notes.append(message)
+                log.warning("%s: %s", dataset.name, message)
 
     def batches(
         self,
@@ -196,11 +188,11 @@ class Embedder(ABC):
             stage(f"encoding {name}", len(positions), done=start) as encoding,
         ):
             for batch, (values, ok) in zip(batches, reader.stream(batches), strict=True):
-                vectors, fine = self._vectors(values, queries)
-                if not fine.all():
+                vectors, valid = self._vectors(values, queries)
+                if not valid.all():
                     fault = (
                         "a zero or infinite sub-vector after the network, which has no direction "
-                        f"and so no code, in {named_rows(batch[ok][~fine])}"
+                        f"and so no code, in {named_rows(batch[ok][~valid])}"
                     )
                     raise DataError(f"{dataset.name}: {fault}: leave such rows out")
                 yield batch[ok], vectors
@@ -256,6 +248,7 @@ class Encoder(Embedder):
             (M, K, d),
             model.model_fingerprint,
             model.codebooks_fingerprint,
+            (model.description.get("data") or {}).get("scale", {}),
             model=model,
             device=torch_device,
             amp=amp,
@@ -270,15 +263,8 @@ class Encoder(Embedder):
         network: Any = self.model.network
         with torch.inference_mode(), full_float32():
             raw = network.raw(to_input(values, self.device), queries=queries, amp=self.amp)
-            fine = ~zero_subvectors(raw, network.M).any(dim=1)
-            return network.finish(raw).cpu().numpy(), fine.cpu().numpy()
-
-    @property
-    def scale(self) -> dict[str, float]:
-        """Typical scale of the training's vectors (:func:`.scale.scale_of`); empty if
-        unknown.
-        """
-        return dict((self.model.description.get("data") or {}).get("scale", {}))
+            valid = ~zero_subvectors(raw, network.M).any(dim=1)
+            return network.finish(raw).cpu().numpy(), valid.cpu().numpy()
 
     def batch_size(self, dataset: Dataset) -> int:
         """Default number of items per batch."""
@@ -308,9 +294,6 @@ SIDES = {"queries": "query_vectors", "items": "item_vectors"}
 """Side of an exported encoder -> output of its graph."""
 METADATA_FILE = "gpq.json"
 """End of the name of the metadata's member in a PyTorch archive."""
-_METADATA_LIMIT = 64 << 20  # bytes of that member
-
-_Size = Annotated[int, Field(ge=1, lt=2**31)]
 
 
 class Metadata(BaseModel):
@@ -325,11 +308,11 @@ class Metadata(BaseModel):
     model_fingerprint: str
     codebooks_fingerprint: str
     input_kind: Literal["features", "images"]
-    input_width: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    image_size: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    codebooks: _Size
-    codewords: _Size
-    subdim: _Size
+    input_width: NonNegativeInt = 0
+    image_size: NonNegativeInt = 0
+    codebooks: PositiveInt
+    codewords: PositiveInt
+    subdim: PositiveInt
     scale: Json[dict[str, float]] = Field(default_factory=dict)
     class_names: Json[list[str]]
     versions: Json[dict[str, str]]
@@ -353,11 +336,11 @@ def read_encoder_metadata(path: str | Path) -> Metadata:
     path = Path(path)
     with reading(path, "an exported encoder"):
         if not zipfile.is_zipfile(path):
-            return _metadata_of(_open_session(path), path)
+            return _onnx_metadata(_open_session(path), path)
         with zipfile.ZipFile(path) as archive:
             names = [name for name in archive.namelist() if name.endswith(f"/{METADATA_FILE}")]
             with archive.open(names[0] if names else METADATA_FILE) as member:
-                return _parse(json.loads(member.read(_METADATA_LIMIT)), path)
+                return _parse(json.loads(member.read()), path)
 
 
 def _parse(raw: Any, path: Path) -> Metadata:
@@ -384,15 +367,8 @@ def _open_session(path: Path) -> Any:
     )
 
 
-def _metadata_of(session: Any, path: Path) -> Metadata:
-    """Return the metadata of an ONNX file, after a check against its graph's input and output."""
-    metadata = _parse(dict(session.get_modelmeta().custom_metadata_map), path)
-    nodes = [*session.get_inputs(), *session.get_outputs()]
-    signature = [(node.name, node.type, node.shape[1:]) for node in nodes]
-    vectors = (SIDES[metadata.side], "tensor(float)", [metadata.codebooks * metadata.subdim])
-    if signature != [(metadata.input_kind, "tensor(float)", metadata.input_shape), vectors]:
-        raise DataError(f"{path}: its graph does not match its metadata: export the encoder again")
-    return metadata
+def _onnx_metadata(session: Any, path: Path) -> Metadata:
+    return _parse(dict(session.get_modelmeta().custom_metadata_map), path)
 
 
 def graph_input(values: NDArray[Any]) -> NDArray[np.float32]:
@@ -406,18 +382,11 @@ class OnnxEncoder(Embedder):
 
     Attributes:
         side: ``queries`` or ``items``.
-        session: of onnxruntime.
-        metadata: of the file.
+        session: the ``InferenceSession`` of onnxruntime.
     """
 
     side: Side
     session: Any
-    metadata: Metadata
-
-    @property
-    def scale(self) -> dict[str, float]:
-        """Typical scale of the training's vectors; empty if unknown."""
-        return self.metadata.scale
 
     @classmethod
     def load(cls, path: str | Path, device: str = "cpu") -> OnnxEncoder:
@@ -434,14 +403,16 @@ class OnnxEncoder(Embedder):
             )
         with reading(path, "an exported encoder"):
             session = _open_session(path)
-            metadata = _metadata_of(session, path)
-        names = ("input_kind", "input_width", "image_size", "codebooks_fingerprint", "side")
+            metadata = _onnx_metadata(session, path)
+        names = (
+            *("input_kind", "input_width", "image_size"),
+            *("codebooks_fingerprint", "scale", "side"),
+        )
         return cls(
             path,
             shape=(metadata.codebooks, metadata.codewords, metadata.subdim),
             fingerprint=metadata.model_fingerprint,
             session=session,
-            metadata=metadata,
             **{name: getattr(metadata, name) for name in names},
         )
 
