@@ -20,7 +20,7 @@ from annotated_types import Ge, Le, MinLen
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from ..config import (
-    MOST_SEED,
+    MAX_SEED,
     Config,
     codebooks_for_bits,
     preset,
@@ -72,7 +72,7 @@ class Grid(BaseModel, **_STRICT):
     kind: Literal["table", "ablation", "sensitivity", "tsne", "voronoi"] = "table"
     methods: Annotated[tuple[str, ...], MinLen(1)] = ("gpq",)
     bits: Annotated[tuple[Annotated[int, Ge(1), Le(4096)], ...], MinLen(1)] = (12, 24, 32, 48)
-    seeds: Annotated[tuple[Annotated[int, Ge(0), Le(MOST_SEED)], ...], MinLen(1)] = (0,)
+    seeds: Annotated[tuple[Annotated[int, Ge(0), Le(MAX_SEED)], ...], MinLen(1)] = (0,)
     protocol: str = "1"
     labelled: str | None = None
     queries: str | None = None

@@ -17,7 +17,7 @@ from ..faissio.convert import from_faiss
 from ..faissio.files import read_index
 from ..inputs import check_file
 from ..store.changes import changes_path, read_changes
-from ..store.items import Items, ItemSource, RowItems, items_path
+from ..store.items import Items, RowItems, items_path
 from ..store.rows import RowReader
 from .index import Index, search_codebooks
 from .list_file import open_lists
@@ -106,9 +106,7 @@ def _from_codes(path: Path) -> Index:
     reader = RowReader(path, kind="codes")
     check_unique(reader.ids, str(path))
     lists = InvertedLists.build(reader.values, reader.ids, reader.header.codebooks)
-    items: ItemSource | None = None
-    if reader.labels is not None or reader.text_columns:
-        items = RowItems(reader)
+    items = RowItems(reader) if reader.header.class_names or reader.text_columns else None
     return Index((lists,), reader.header.codebooks, items=items, form="codes")
 
 
