@@ -106,8 +106,9 @@ class Embedder(ABC):
         """Length of a code in bits."""
         return self.shape[0] * (self.shape[1].bit_length() - 1)
 
+    @property
     @abstractmethod
-    def batch_size(self, dataset: Dataset) -> int:
+    def batch_size(self) -> int:
         """Default number of items per batch."""
 
     @abstractmethod
@@ -169,23 +170,22 @@ class Embedder(ABC):
     def batches(
         self,
         dataset: Dataset,
-        rows: NDArray[np.int64] | None = None,
+        rows: NDArray[np.int64],
         *,
         start: int = 0,
         batch_size: int = 0,
         queries: bool = False,
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
-        """Yield rows and vectors of the items at ``rows`` (default: all) in batches.
+        """Yield rows and vectors of the items at ``rows[start:]`` in batches.
 
         Broken images are left out. ``queries`` is as for :meth:`embed`.
         """
         self.check(dataset)
-        positions = np.arange(len(dataset)) if rows is None else rows
-        size, name = batch_size or self.batch_size(dataset), "queries" if queries else "items"
-        batches = [positions[i : i + size] for i in range(start, len(positions), size)]
+        size, name = batch_size or self.batch_size, "queries" if queries else "items"
+        batches = [rows[i : i + size] for i in range(start, len(rows), size)]
         with (
             Reader(dataset, self.image_size) as reader,
-            stage(f"encoding {name}", len(positions), done=start) as encoding,
+            stage(f"encoding {name}", len(rows), done=start) as encoding,
         ):
             for batch, (values, ok) in zip(batches, reader.stream(batches), strict=True):
                 vectors, valid = self._vectors(values, queries)
@@ -266,25 +266,26 @@ class Encoder(Embedder):
             valid = ~zero_subvectors(raw, network.M).any(dim=1)
             return network.finish(raw).cpu().numpy(), valid.cpu().numpy()
 
-    def batch_size(self, dataset: Dataset) -> int:
+    @property
+    def batch_size(self) -> int:
         """Default number of items per batch."""
         from .nn.device import image_batch
 
-        if isinstance(dataset, FeatureDataset):
-            return max(256, min(4096, (4 << 20) // (4 * dataset.width)))
+        if self.input_kind == "features":
+            return max(256, min(4096, (4 << 20) // (4 * self.input_width)))
         return image_batch(1024, self.image_size) if self.device.type == "cuda" else 128
 
     def code_batches(
         self,
         dataset: Dataset,
-        rows: NDArray[np.int64] | None = None,
+        rows: NDArray[np.int64],
         *,
         start: int = 0,
         batch_size: int = 0,
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:
         """Yield :meth:`batches` with packed codes uint8 [n, code_size] instead of vectors."""
-        for positions, vectors in self.batches(dataset, rows, start=start, batch_size=batch_size):
-            yield positions, encode_vectors(vectors, self.model.codebooks)
+        for readable, vectors in self.batches(dataset, rows, start=start, batch_size=batch_size):
+            yield readable, encode_vectors(vectors, self.model.codebooks)
 
 
 # Files of gpq export-encoder ----------------------------------------------------------------------
@@ -416,9 +417,10 @@ class OnnxEncoder(Embedder):
             **{name: getattr(metadata, name) for name in names},
         )
 
-    def batch_size(self, dataset: Dataset) -> int:
+    @property
+    def batch_size(self) -> int:
         """Default number of items per batch."""
-        return 1024 if isinstance(dataset, FeatureDataset) else 64
+        return 1024 if self.input_kind == "features" else 64
 
     def _vectors(self, values: NDArray[Any], queries: bool) -> Vectors:
         if queries != (self.side == "queries"):

@@ -80,7 +80,7 @@ def encode_on_ray(
     # On the CPU: this process looks at the data only, and may have no GPU.
     encoder, dataset = Encoder.load(model, amp=amp), opening()
     encoder.check(dataset)
-    size, n = batch_size or encoder.batch_size(dataset), len(dataset)
+    size, n = batch_size or encoder.batch_size, len(dataset)
     step = -(-cluster.shard_items // size) * size
     folder = check_output(Path(out).resolve() / "codes.h5", overwrite=True).parent
     for path in folder.glob("codes-*.h5") if overwrite else ():
