@@ -27,7 +27,7 @@ import platformdirs
 from filelock import FileLock, Timeout
 
 from .errors import BusyError, DataError, OutputExistsError, UsageError, one_line
-from .inputs import read_text
+from .inputs import reading
 
 _WRITE_ERRORS = {
     errno.ENOSPC: "the disk is full: free some space, or write elsewhere",
@@ -216,13 +216,9 @@ def read_json(path: str | Path, contents: str) -> Any:
     Raises:
         DataError: the file is missing, unreadable or not JSON.
     """
-    text = read_text(Path(path), contents)
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"{path} is not the JSON of {contents} ({error}): it is damaged or foreign"
-        ) from None
+    path = Path(path)
+    with reading(path, f"the JSON of {contents}"):
+        return json.loads(path.read_bytes())
 
 
 def versions(*packages: str) -> dict[str, str]:

@@ -14,8 +14,8 @@ from typing import Any
 from .errors import DataError, GpqError, one_line
 
 
-def check_file(path: Path, description: str) -> int:
-    """Return the size in bytes of a file that is to be read.
+def check_file(path: Path, description: str) -> None:
+    """Check that a file which is to be read exists.
 
     Args:
         description: the expected content, for messages ("a Parquet file").
@@ -26,7 +26,6 @@ def check_file(path: Path, description: str) -> int:
     if not os.path.isfile(path):
         problem = "is a folder or a device" if os.path.exists(path) else "not found"
         raise DataError(f"{path} {problem}: {description} is expected")
-    return path.stat().st_size
 
 
 @contextlib.contextmanager

@@ -69,11 +69,11 @@ def stage(name: str, total: int = 0, unit: str = "item", *, done: int = 0) -> It
 @contextmanager
 def levels(level: int, *names: str) -> Iterator[None]:
     """Set these loggers to a level for the duration of a ``with`` block."""
-    before = {logger: logger.level for logger in map(logging.getLogger, names)}
+    previous = {logger: logger.level for logger in map(logging.getLogger, names)}
     try:
-        for logger in before:
+        for logger in previous:
             logger.setLevel(level)
         yield
     finally:
-        for logger, old in before.items():
-            logger.setLevel(old)
+        for logger, previous_level in previous.items():
+            logger.setLevel(previous_level)

@@ -15,7 +15,7 @@ dataset            type                      meaning
 Labels, class names and texts are optional. Fingerprints are attributes. The datasets are
 contiguous, so that readers map them. A file is written once, as a whole; until then its rows are
 records in ``.NAME.partial/rows``, complete up to the last row that ``progress.json`` records,
-whatever ends the process.
+however the process ends.
 """
 
 from __future__ import annotations
