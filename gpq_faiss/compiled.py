@@ -43,7 +43,7 @@ SHUFFLES: tuple[tuple[str, int, str | None], ...] = (
 
 _log = logging.getLogger(__name__)
 Function = TypeVar("Function", bound=Callable[..., Any])
-_LONG = ("search", "search_together")  # loops of exact search, which take seconds
+_SLOW_TO_COMPILE = ("search", "search_together")  # the loops of exact search: some seconds
 
 
 class _Cache(FunctionCache):  # type: ignore[misc]
@@ -68,7 +68,7 @@ class _Cache(FunctionCache):  # type: ignore[misc]
         except Exception:  # damaged files raise any error
             with contextlib.suppress(OSError):
                 self.flush()
-        if overload is None and self._py_func.__name__ in _LONG:
+        if overload is None and self._py_func.__name__ in _SLOW_TO_COMPILE:
             _log.info("compiling the loops of exact search: some seconds, once per installation")
         return overload
 

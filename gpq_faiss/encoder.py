@@ -151,16 +151,15 @@ class Embedder(ABC):
             MismatchError: images for vectors or the reverse, or vectors of another width.
         """
         if dataset.kind != self.input_kind:
-            mismatch = f"takes {self.input_kind}, but {dataset.name} holds {dataset.kind}"
             raise MismatchError(
-                f"{self.source} {mismatch}: give the kind of data that the model was trained on"
+                f"{self.source} takes {self.input_kind}, but {dataset.name} holds {dataset.kind}: "
+                "give the kind of data that the model was trained on"
             )
         if isinstance(dataset, FeatureDataset) and dataset.width != self.input_width:
-            mismatch = (
-                f"takes features of width {self.input_width}, but {dataset.name} has width "
-                f"{dataset.width}"
+            raise MismatchError(
+                f"{self.source} takes features of width {self.input_width}, but {dataset.name} has "
+                f"width {dataset.width}: give features from the same extractor"
             )
-            raise MismatchError(f"{self.source} {mismatch}: give features from the same extractor")
         if self.scale and isinstance(dataset, FeatureDataset):
             message = scale_warning(self.scale, typical_scale(dataset), len(dataset))
             if message is not None and message not in dataset.notes:
@@ -190,11 +189,11 @@ class Embedder(ABC):
             for batch, (values, ok) in zip(batches, reader.stream(batches), strict=True):
                 vectors, valid = self._vectors(values, queries)
                 if not valid.all():
-                    fault = (
-                        "a zero or infinite sub-vector after the network, which has no direction "
-                        f"and so no code, in {named_rows(batch[ok][~valid])}"
+                    raise DataError(
+                        f"{dataset.name}: a zero or infinite sub-vector after the network, which "
+                        "has no direction and so no code, in "
+                        f"{named_rows(batch[ok][~valid])}: leave such rows out"
                     )
-                    raise DataError(f"{dataset.name}: {fault}: leave such rows out")
                 yield batch[ok], vectors
                 encoding.advance(len(batch))
 
@@ -405,16 +404,17 @@ class OnnxEncoder(Embedder):
         with reading(path, "an exported encoder"):
             session = _open_session(path)
             metadata = _onnx_metadata(session, path)
-        names = (
-            *("input_kind", "input_width", "image_size"),
-            *("codebooks_fingerprint", "scale", "side"),
-        )
         return cls(
             path,
-            shape=(metadata.codebooks, metadata.codewords, metadata.subdim),
-            fingerprint=metadata.model_fingerprint,
+            metadata.input_kind,
+            metadata.input_width,
+            metadata.image_size,
+            (metadata.codebooks, metadata.codewords, metadata.subdim),
+            metadata.model_fingerprint,
+            metadata.codebooks_fingerprint,
+            metadata.scale,
+            side=metadata.side,
             session=session,
-            **{name: getattr(metadata, name) for name in names},
         )
 
     @property

@@ -173,8 +173,7 @@ def unfinished(folder: Path, out: Path, *, keep: Collection[str]) -> Iterator[No
         try:
             lock.acquire()
         except Timeout:
-            message = f"{out} is being written by another process: wait for it"
-            raise BusyError(message) from None
+            raise BusyError(f"{out} is being written by another process: wait for it") from None
     try:
         yield
     finally:
@@ -256,6 +255,6 @@ def content_of(files: Iterable[str | os.PathLike[str]], limit: int = 64 << 20) -
 
 
 def cache_folder() -> Path:
-    """Return the folder of what is downloaded or copied."""
+    """Return the folder for downloads and copies."""
     folder = os.environ.get("GPQ_CACHE") or platformdirs.user_cache_dir("gpq-faiss")
     return Path(folder).expanduser()

@@ -85,7 +85,7 @@ def read_toml(path: Path, description: str) -> dict[str, Any]:
 def check_memory(
     needed: int, subject: str, remedy: str = "use a machine with more memory, or a smaller file"
 ) -> None:
-    """Check that a piece of work fits into memory, where the system tells how much is free.
+    """Check that a piece of work fits into memory, if the system reports how much is free.
 
     Args:
         needed: bytes that it needs.

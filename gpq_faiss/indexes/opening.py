@@ -98,8 +98,7 @@ def _from_faiss(index: Any, name: str) -> Index:
         raise DataError(f"{name} is empty: add codes first (gpq index)")
     Z = search_codebooks(contents.codebooks, contents.metric)
     lists = InvertedLists.build(contents.codes, contents.ids, Z)
-    options: dict[str, Any] = {"metric_type": contents.metric, "form": contents.kind}
-    return Index((lists,), contents.codebooks, **options)
+    return Index((lists,), contents.codebooks, metric_type=contents.metric, form=contents.kind)
 
 
 def _from_codes(path: Path) -> Index:
