@@ -28,10 +28,10 @@ def scale_of(x: NDArray[Any]) -> dict[str, float]:
     return {"norm": norm, "least_norm": least, "largest_norm": largest, "low": low, "high": high}
 
 
-def typical_scale(dataset: FeatureDataset, sample: int = 1000) -> dict[str, float]:
-    """Return the scale of about ``sample`` vectors, in eight evenly spaced blocks."""
-    starts = np.linspace(0, max(0, len(dataset) - sample // 8), num=8).astype(np.int64)
-    rows = np.unique((starts[:, None] + np.arange(sample // 8)).clip(max=len(dataset) - 1))
+def typical_scale(dataset: FeatureDataset) -> dict[str, float]:
+    """Return the scale of up to 1,000 vectors, in eight evenly spaced blocks."""
+    starts = np.linspace(0, max(0, len(dataset) - 125), num=8).astype(np.int64)
+    rows = np.unique((starts[:, None] + np.arange(125)).clip(max=len(dataset) - 1))
     return scale_of(np.asarray(dataset.matrix[rows]))
 
 
