@@ -7,13 +7,12 @@ another configuration is never used by mistake.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import reprlib
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -160,7 +159,7 @@ class Config(_Section):
 
     def fingerprint(self) -> str:
         """Return 16 hex digits that identify the values of all fields."""
-        return fingerprint(json.dumps(to_dict(self), sort_keys=True))
+        return fingerprint(json.dumps(asdict(self), sort_keys=True))
 
     def with_settings(self, changes: Mapping[str, Any]) -> Config:
         """Return a copy with ``changes`` (nested as in TOML) applied; names, types and ranges are
@@ -177,7 +176,7 @@ class Config(_Section):
             >>> preset("recommended").with_settings({"training": {"steps": 400}}).training.steps
             400
         """
-        values, network = to_dict(self), changes.get("network")
+        values, network = asdict(self), changes.get("network")
         weights = network.get("weights", "none") if isinstance(network, Mapping) else "none"
         if self.class_networks and self.network.weights == "none" != weights:
             usual = vars(preset(self.preset).training)
@@ -263,11 +262,6 @@ def codebooks_for_bits(bits: int, codewords: int = 16) -> int:
     return bits // per_codebook
 
 
-def to_dict(config: Any) -> dict[str, Any]:
-    """Return a config as plain nested dicts, ready for JSON."""
-    return dataclasses.asdict(config)
-
-
 def updated(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Apply nested ``changes`` to ``values`` in place, and return ``values``."""
     for key, value in changes.items():
@@ -320,7 +314,7 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
 
 
 def from_dict(values: Mapping[str, Any]) -> Config:
-    """Return the config that :func:`to_dict` wrote; missing keys take the preset's value.
+    """Return the config of a ``dataclasses.asdict``; missing keys take the preset's value.
 
     Raises:
         UsageError: a bad value, or a setting that this version does not have.

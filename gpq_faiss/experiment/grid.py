@@ -24,7 +24,6 @@ from ..config import (
     Config,
     codebooks_for_bits,
     preset,
-    to_dict,
     validate,
 )
 from ..data.base import Dataset
@@ -220,7 +219,7 @@ def method_config(grid: Grid, variation: Variation, method: str, *, perceptron: 
         config = config if config.class_networks else preset("recommended")
     elif config.class_networks:
         # The paper's losses, with the network and training of the compared methods.
-        config = config.with_settings({"method": "gpq", "loss": to_dict(Config().loss)})
+        config = config.with_settings({"method": "gpq", "loss": asdict(Config().loss)})
         config = config.with_settings(BASELINE_PERCEPTRON) if perceptron else config
     config = reduce(Config.with_settings, layers, config)
     if entry.convolutional and not config.network.image_size:
@@ -299,7 +298,7 @@ def plan(grid: Grid, dataset: Dataset) -> tuple[list[RunSpec], dict[str, str]]:
                     config = method_config(grid, variation, name, perceptron=perceptron)
                     M = codebooks_for_bits(bits, config.quantizer.codewords)
                     fixed = {"quantizer": {"codebooks": M}, "training": {"seed": seed}}
-                    settings = to_dict(validate(config.with_settings(fixed)))
+                    settings = asdict(validate(config.with_settings(fixed)))
                 else:
                     settings = dict(make_method(name, bits or 32, seed).settings())
                 spec = RunSpec(
