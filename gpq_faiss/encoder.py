@@ -134,15 +134,14 @@ class Embedder(ABC):
             dataset = open_data(values)
             _, vectors = self.embed_rows(dataset, np.arange(len(dataset)), queries=queries)
             return vectors, np.ones(len(vectors), bool)
-        images = self.input_kind == "images"
-        items = (
-            to_images(values, self.image_size) if images else to_vectors(values, self.input_width)
-        )
-        message = None if images else scale_warning(self.scale, scale_of(items), len(items))
+        if self.input_kind == "images":
+            return self._vectors(to_images(values, self.image_size), queries)
+        x = to_vectors(values, self.input_width)
+        message = scale_warning(self.scale, scale_of(x), len(x))
         if message is not None:
             _warn_once("%s: %s", self.source, message)
-        vectors, valid = self._vectors(items, queries)
-        return vectors, valid if images else valid & items.any(axis=1)
+        vectors, valid = self._vectors(x, queries)
+        return vectors, valid & x.any(axis=1)
 
     def check(self, dataset: Dataset) -> None:
         """Check that data fit the model, and warn, once, of vectors at another scale.

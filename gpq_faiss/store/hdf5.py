@@ -127,18 +127,16 @@ def read_arrays(
 
 
 def write_arrays(
-    path: str | Path, arrays: Mapping[str, NDArray[Any]], attributes: Mapping[str, Any]
-) -> Path:
+    path: Path, arrays: Mapping[str, NDArray[Any]], attributes: Mapping[str, Any]
+) -> None:
     """Write arrays, and attributes (as JSON if they are neither text nor numbers), atomically.
 
     Raises:
         DataError: the file cannot be written.
     """
-    path = Path(path)
     with atomic_path(path) as temporary, h5py.File(temporary, "w", locking=False) as h5:
         for name, array in arrays.items():
             # Uncompressed, as HDF5 crashes if compressed data fill the disk.
             h5.create_dataset(name, data=array)
         for name, value in attributes.items():
             h5.attrs[name] = value if isinstance(value, (str, int, float)) else json.dumps(value)
-    return path

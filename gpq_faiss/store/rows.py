@@ -253,7 +253,9 @@ class RowWriter(Closing):
         if not path.exists():
             return 0, {}
         progress = read_json(path, "the progress of an unfinished file")
-        if progress["header"] != self.header.fingerprint():
+        stored = self._file.seek(0, os.SEEK_END) // self.header.row.itemsize
+        # Missing rows, of a folder that was not copied as a whole, would be read as zeros.
+        if progress["header"] != self.header.fingerprint() or progress["rows"] > stored:
             _log.warning("%s is discarded: it is of another model or data set", self.folder)
             path.unlink()
             return 0, {}

@@ -111,10 +111,14 @@ def test_kill_at_any_operation_is_resumed(tmp_path):
     assert resumed == {0, 40, 80, 100}
 
 
-def test_unfinished_rows_of_another_model_are_discarded(tmp_path, caplog):
+@pytest.mark.parametrize("damage", ["model", "rows"])
+def test_unfinished_rows_that_do_not_fit_are_discarded(tmp_path, damage, caplog):
     with RowWriter(tmp_path / "x.h5", header()) as writer:
         append(writer, 10, 5)
-    with RowWriter(tmp_path / "x.h5", replace(header(), model_fingerprint="other")) as writer:
+    if damage != "model":
+        os.truncate(writer.folder / damage, 5)
+    rows_header = replace(header(), model_fingerprint="other") if damage == "model" else header()
+    with RowWriter(tmp_path / "x.h5", rows_header) as writer:
         assert writer.rows == 0
     assert "x.h5.partial is discarded: it is of another model" in caplog.text
 
