@@ -73,6 +73,8 @@ def check_output(path: str | Path, *, overwrite: bool, folder: bool = False) -> 
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(path)
         if path.exists():
+            if not path.is_dir() and not path.is_file():
+                raise DataError(f"cannot write {path}: it is a device or a pipe: name a file")
             if not overwrite:
                 raise OutputExistsError(
                     f"{path} exists already: pass --overwrite to replace it, or another --out"
