@@ -48,10 +48,7 @@ class Commands(click.Group):
             with ended_by_signals():
                 return super().invoke(ctx)
         except ModuleNotFoundError as error:
-            remedy = needs(f"gpq {ctx.invoked_subcommand}", error)
-            if remedy is None:
-                raise
-            raise UsageError(remedy) from None
+            raise UsageError(needs(f"gpq {ctx.invoked_subcommand}", error)) from None
         except KeyboardInterrupt as error:
             reason = f"ended by {error}" if str(error) else "interrupted"
             with suppress(OSError):  # the terminal may be gone

@@ -21,13 +21,13 @@ from numba import types
 from .files import fingerprint
 
 FunctionCache: Any = object
-_unused_counts = False
+_HAS_NRT_OPTION = False
 with contextlib.suppress(ImportError):
     from numba.core.caching import FunctionCache
 with contextlib.suppress(ImportError):
     from numba.core.options import DefaultOptions
 
-    _unused_counts = hasattr(DefaultOptions, "_nrt")
+    _HAS_NRT_OPTION = hasattr(DefaultOptions, "_nrt")
 
 BLOCK = 64
 """Number of codes in a block."""
@@ -43,7 +43,7 @@ SHUFFLES: tuple[tuple[str, int, str | None], ...] = (
 
 _log = logging.getLogger(__name__)
 Function = TypeVar("Function", bound=Callable[..., Any])
-_LONG = ("search", "search_together")  # loops of exact search, which take seconds
+_SLOW_TO_COMPILE = ("search", "search_together")  # the loops of exact search: some seconds
 
 
 class _Cache(FunctionCache):  # type: ignore[misc]
@@ -68,7 +68,7 @@ class _Cache(FunctionCache):  # type: ignore[misc]
         except Exception:  # damaged files raise any error
             with contextlib.suppress(OSError):
                 self.flush()
-        if overload is None and self._py_func.__name__ in _LONG:
+        if overload is None and self._py_func.__name__ in _SLOW_TO_COMPILE:
             _log.info("compiling the loops of exact search: some seconds, once per installation")
         return overload
 
@@ -77,19 +77,17 @@ class _Cache(FunctionCache):  # type: ignore[misc]
             super().save_overload(*arguments)
 
 
-def options(*, counted: bool) -> dict[str, bool]:
-    """Return the options of a loop; if ``counted``, references to its arrays are counted."""
-    chosen = {"nogil": True, "boundscheck": False}
-    return chosen | {"_nrt": counted} if _unused_counts else chosen
-
-
 def compiled(function: Function, *, counted: bool = True) -> Function:
     """Compile a function on its first call.
 
     The machine code is cached beside the function's file, or in the user's cache folder; if neither
     can be written, it is compiled again in every process.
+
+    Args:
+        counted: count references to the arrays of the function.
     """
-    dispatcher: Any = cast(Any, numba.njit)(**options(counted=counted))(function)
+    options = {"nogil": True, "boundscheck": False} | ({"_nrt": counted} if _HAS_NRT_OPTION else {})
+    dispatcher: Any = cast(Any, numba.njit)(**options)(function)
     with contextlib.suppress(Exception):  # private parts of Numba may fail in any way
         dispatcher._cache = _Cache(function)
     return cast(Function, dispatcher)

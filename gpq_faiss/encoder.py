@@ -15,11 +15,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field, Json, ValidationError
+from pydantic import BaseModel, Field, Json, NonNegativeInt, PositiveInt, ValidationError
 
 from .codes.checks import check_vectors, named_rows
 from .codes.encode import encode as encode_vectors
@@ -89,6 +89,7 @@ class Embedder(ABC):
         shape: M, K and d of the codebooks.
         fingerprint: hash of weights and codebooks, stored in features, codes and indexes.
         codebooks_fingerprint: hash of the codebooks; an index must have the same.
+        scale: typical scale of the training's vectors (:func:`.scale.scale_of`); empty if unknown.
     """
 
     source: Path
@@ -98,14 +99,16 @@ class Embedder(ABC):
     shape: tuple[int, int, int]
     fingerprint: str
     codebooks_fingerprint: str
+    scale: dict[str, float]
 
     @property
     def bits(self) -> int:
         """Length of a code in bits."""
         return self.shape[0] * (self.shape[1].bit_length() - 1)
 
+    @property
     @abstractmethod
-    def batch_size(self, dataset: Dataset) -> int:
+    def batch_size(self) -> int:
         """Default number of items per batch."""
 
     @abstractmethod
@@ -131,22 +134,14 @@ class Embedder(ABC):
             dataset = open_data(values)
             _, vectors = self.embed_rows(dataset, np.arange(len(dataset)), queries=queries)
             return vectors, np.ones(len(vectors), bool)
-        images = self.input_kind == "images"
-        items = (
-            to_images(values, self.image_size) if images else to_vectors(values, self.input_width)
-        )
-        message = None if images else scale_warning(self.scale, scale_of(items), len(items))
+        if self.input_kind == "images":
+            return self._vectors(to_images(values, self.image_size), queries)
+        x = to_vectors(values, self.input_width)
+        message = scale_warning(self.scale, scale_of(x), len(x))
         if message is not None:
             _warn_once("%s: %s", self.source, message)
-        vectors, fine = self._vectors(items, queries)
-        return vectors, fine if images else fine & items.any(axis=1)
-
-    @property
-    def scale(self) -> dict[str, float]:
-        """Typical scale of the training's vectors (:func:`.scale.scale_of`); empty if
-        unknown.
-        """
-        return {}
+        vectors, valid = self._vectors(x, queries)
+        return vectors, valid & x.any(axis=1)
 
     def check(self, dataset: Dataset) -> None:
         """Check that data fit the model, and warn, once, of vectors at another scale.
@@ -155,54 +150,49 @@ class Embedder(ABC):
             MismatchError: images for vectors or the reverse, or vectors of another width.
         """
         if dataset.kind != self.input_kind:
-            mismatch = f"takes {self.input_kind}, but {dataset.name} holds {dataset.kind}"
             raise MismatchError(
-                f"{self.source} {mismatch}: give the kind of data that the model was trained on"
+                f"{self.source} takes {self.input_kind}, but {dataset.name} holds {dataset.kind}: "
+                "give the kind of data that the model was trained on"
             )
         if isinstance(dataset, FeatureDataset) and dataset.width != self.input_width:
-            mismatch = (
-                f"takes features of width {self.input_width}, but {dataset.name} has width "
-                f"{dataset.width}"
+            raise MismatchError(
+                f"{self.source} takes features of width {self.input_width}, but {dataset.name} has "
+                f"width {dataset.width}: give features from the same extractor"
             )
-            raise MismatchError(f"{self.source} {mismatch}: give features from the same extractor")
-        message = (
-            scale_warning(self.scale, typical_scale(dataset), len(dataset))
-            if self.scale and isinstance(dataset, FeatureDataset)
-            else None
-        )
-        if message is not None and message not in dataset.notes:
-            dataset.notes.append(message)
-            log.warning("%s: %s", dataset.name, message)
+        if self.scale and isinstance(dataset, FeatureDataset):
+            message = scale_warning(self.scale, typical_scale(dataset), len(dataset))
+            if message is not None and message not in dataset.notes:
+                dataset.notes.append(message)
+                log.warning("%s: %s", dataset.name, message)
 
     def batches(
         self,
         dataset: Dataset,
-        rows: NDArray[np.int64] | None = None,
+        rows: NDArray[np.int64],
         *,
         start: int = 0,
         batch_size: int = 0,
         queries: bool = False,
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
-        """Yield rows and vectors of the items at ``rows`` (default: all) in batches.
+        """Yield rows and vectors of the items at ``rows[start:]`` in batches.
 
         Broken images are left out. ``queries`` is as for :meth:`embed`.
         """
         self.check(dataset)
-        positions = np.arange(len(dataset)) if rows is None else rows
-        size, name = batch_size or self.batch_size(dataset), "queries" if queries else "items"
-        batches = [positions[i : i + size] for i in range(start, len(positions), size)]
+        size, name = batch_size or self.batch_size, "queries" if queries else "items"
+        batches = [rows[i : i + size] for i in range(start, len(rows), size)]
         with (
             Reader(dataset, self.image_size) as reader,
-            stage(f"encoding {name}", len(positions), done=start) as encoding,
+            stage(f"encoding {name}", len(rows), done=start) as encoding,
         ):
             for batch, (values, ok) in zip(batches, reader.stream(batches), strict=True):
-                vectors, fine = self._vectors(values, queries)
-                if not fine.all():
-                    fault = (
-                        "a zero or infinite sub-vector after the network, which has no direction "
-                        f"and so no code, in {named_rows(batch[ok][~fine])}"
+                vectors, valid = self._vectors(values, queries)
+                if not valid.all():
+                    raise DataError(
+                        f"{dataset.name}: a zero or infinite sub-vector after the network, which "
+                        "has no direction and so no code, in "
+                        f"{named_rows(batch[ok][~valid])}: leave such rows out"
                     )
-                    raise DataError(f"{dataset.name}: {fault}: leave such rows out")
                 yield batch[ok], vectors
                 encoding.advance(len(batch))
 
@@ -256,6 +246,7 @@ class Encoder(Embedder):
             (M, K, d),
             model.model_fingerprint,
             model.codebooks_fingerprint,
+            (model.description.get("data") or {}).get("scale", {}),
             model=model,
             device=torch_device,
             amp=amp,
@@ -270,35 +261,29 @@ class Encoder(Embedder):
         network: Any = self.model.network
         with torch.inference_mode(), full_float32():
             raw = network.raw(to_input(values, self.device), queries=queries, amp=self.amp)
-            fine = ~zero_subvectors(raw, network.M).any(dim=1)
-            return network.finish(raw).cpu().numpy(), fine.cpu().numpy()
+            valid = ~zero_subvectors(raw, network.M).any(dim=1)
+            return network.finish(raw).cpu().numpy(), valid.cpu().numpy()
 
     @property
-    def scale(self) -> dict[str, float]:
-        """Typical scale of the training's vectors (:func:`.scale.scale_of`); empty if
-        unknown.
-        """
-        return dict((self.model.description.get("data") or {}).get("scale", {}))
-
-    def batch_size(self, dataset: Dataset) -> int:
+    def batch_size(self) -> int:
         """Default number of items per batch."""
         from .nn.device import image_batch
 
-        if isinstance(dataset, FeatureDataset):
-            return max(256, min(4096, (4 << 20) // (4 * dataset.width)))
+        if self.input_kind == "features":
+            return max(256, min(4096, (4 << 20) // (4 * self.input_width)))
         return image_batch(1024, self.image_size) if self.device.type == "cuda" else 128
 
     def code_batches(
         self,
         dataset: Dataset,
-        rows: NDArray[np.int64] | None = None,
+        rows: NDArray[np.int64],
         *,
         start: int = 0,
         batch_size: int = 0,
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:
         """Yield :meth:`batches` with packed codes uint8 [n, code_size] instead of vectors."""
-        for positions, vectors in self.batches(dataset, rows, start=start, batch_size=batch_size):
-            yield positions, encode_vectors(vectors, self.model.codebooks)
+        for readable, vectors in self.batches(dataset, rows, start=start, batch_size=batch_size):
+            yield readable, encode_vectors(vectors, self.model.codebooks)
 
 
 # Files of gpq export-encoder ----------------------------------------------------------------------
@@ -308,9 +293,6 @@ SIDES = {"queries": "query_vectors", "items": "item_vectors"}
 """Side of an exported encoder -> output of its graph."""
 METADATA_FILE = "gpq.json"
 """End of the name of the metadata's member in a PyTorch archive."""
-_METADATA_LIMIT = 64 << 20  # bytes of that member
-
-_Size = Annotated[int, Field(ge=1, lt=2**31)]
 
 
 class Metadata(BaseModel):
@@ -325,11 +307,11 @@ class Metadata(BaseModel):
     model_fingerprint: str
     codebooks_fingerprint: str
     input_kind: Literal["features", "images"]
-    input_width: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    image_size: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    codebooks: _Size
-    codewords: _Size
-    subdim: _Size
+    input_width: NonNegativeInt = 0
+    image_size: NonNegativeInt = 0
+    codebooks: PositiveInt
+    codewords: PositiveInt
+    subdim: PositiveInt
     scale: Json[dict[str, float]] = Field(default_factory=dict)
     class_names: Json[list[str]]
     versions: Json[dict[str, str]]
@@ -353,11 +335,11 @@ def read_encoder_metadata(path: str | Path) -> Metadata:
     path = Path(path)
     with reading(path, "an exported encoder"):
         if not zipfile.is_zipfile(path):
-            return _metadata_of(_open_session(path), path)
+            return _onnx_metadata(_open_session(path), path)
         with zipfile.ZipFile(path) as archive:
             names = [name for name in archive.namelist() if name.endswith(f"/{METADATA_FILE}")]
             with archive.open(names[0] if names else METADATA_FILE) as member:
-                return _parse(json.loads(member.read(_METADATA_LIMIT)), path)
+                return _parse(json.loads(member.read()), path)
 
 
 def _parse(raw: Any, path: Path) -> Metadata:
@@ -384,15 +366,8 @@ def _open_session(path: Path) -> Any:
     )
 
 
-def _metadata_of(session: Any, path: Path) -> Metadata:
-    """Return the metadata of an ONNX file, after a check against its graph's input and output."""
-    metadata = _parse(dict(session.get_modelmeta().custom_metadata_map), path)
-    nodes = [*session.get_inputs(), *session.get_outputs()]
-    signature = [(node.name, node.type, node.shape[1:]) for node in nodes]
-    vectors = (SIDES[metadata.side], "tensor(float)", [metadata.codebooks * metadata.subdim])
-    if signature != [(metadata.input_kind, "tensor(float)", metadata.input_shape), vectors]:
-        raise DataError(f"{path}: its graph does not match its metadata: export the encoder again")
-    return metadata
+def _onnx_metadata(session: Any, path: Path) -> Metadata:
+    return _parse(dict(session.get_modelmeta().custom_metadata_map), path)
 
 
 def graph_input(values: NDArray[Any]) -> NDArray[np.float32]:
@@ -406,18 +381,11 @@ class OnnxEncoder(Embedder):
 
     Attributes:
         side: ``queries`` or ``items``.
-        session: of onnxruntime.
-        metadata: of the file.
+        session: the ``InferenceSession`` of onnxruntime.
     """
 
     side: Side
     session: Any
-    metadata: Metadata
-
-    @property
-    def scale(self) -> dict[str, float]:
-        """Typical scale of the training's vectors; empty if unknown."""
-        return self.metadata.scale
 
     @classmethod
     def load(cls, path: str | Path, device: str = "cpu") -> OnnxEncoder:
@@ -434,20 +402,24 @@ class OnnxEncoder(Embedder):
             )
         with reading(path, "an exported encoder"):
             session = _open_session(path)
-            metadata = _metadata_of(session, path)
-        names = ("input_kind", "input_width", "image_size", "codebooks_fingerprint", "side")
+            metadata = _onnx_metadata(session, path)
         return cls(
             path,
-            shape=(metadata.codebooks, metadata.codewords, metadata.subdim),
-            fingerprint=metadata.model_fingerprint,
+            metadata.input_kind,
+            metadata.input_width,
+            metadata.image_size,
+            (metadata.codebooks, metadata.codewords, metadata.subdim),
+            metadata.model_fingerprint,
+            metadata.codebooks_fingerprint,
+            metadata.scale,
+            side=metadata.side,
             session=session,
-            metadata=metadata,
-            **{name: getattr(metadata, name) for name in names},
         )
 
-    def batch_size(self, dataset: Dataset) -> int:
+    @property
+    def batch_size(self) -> int:
         """Default number of items per batch."""
-        return 1024 if isinstance(dataset, FeatureDataset) else 64
+        return 1024 if self.input_kind == "features" else 64
 
     def _vectors(self, values: NDArray[Any], queries: bool) -> Vectors:
         if queries != (self.side == "queries"):
@@ -498,6 +470,4 @@ def open_encoder(
         return Encoder.load(model, device)
     except ModuleNotFoundError as error:
         remedy = needs(f"the network of {model}", error)
-        if remedy is None:
-            raise
         raise UsageError(f"{remedy}, or give the network in ONNX (gpq export-encoder)") from None

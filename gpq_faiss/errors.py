@@ -52,14 +52,15 @@ _EXTRAS = {
 }
 
 
-def needs(feature: str, missing: ImportError) -> str | None:
+def needs(feature: str, missing: ImportError) -> str:
     """Return one line that names the extra whose packages ``feature`` needs.
 
-    The result is None if the missing package belongs to no extra.
+    Raises:
+        ImportError: ``missing`` itself, if the missing package belongs to no extra.
     """
     package = (missing.name or "").partition(".")[0]
     if package not in _EXTRAS:
-        return None
+        raise missing
     name = {"sklearn": "scikit-learn", "faiss": "Faiss"}.get(package, package)
     alternative = " or 'gpq-faiss[train]'" if package == "faiss" else ""
     return f"{feature} needs {name}: pip install 'gpq-faiss[{_EXTRAS[package]}]'{alternative}"
@@ -87,12 +88,9 @@ def unknown(subject: str, name: str, choices: Iterable[str]) -> str:
         "setting 'x' is unknown: choose one of steps, seed"
     """
     names = list(choices)
-    if not names:
-        return f"{subject} is unknown: there is none"
-    near = difflib.get_close_matches(name, names, 1)
-    return f"{subject} is unknown: " + (
-        f"did you mean '{near[0]}'?" if near else f"choose one of {', '.join(names)}"
-    )
+    similar = difflib.get_close_matches(name, names, 1)
+    advice = f"did you mean '{similar[0]}'?" if similar else f"choose one of {', '.join(names)}"
+    return f"{subject} is unknown: {advice}"
 
 
 def one_line(error: BaseException, limit: int = 160) -> str:

@@ -27,7 +27,7 @@ import platformdirs
 from filelock import FileLock, Timeout
 
 from .errors import BusyError, DataError, OutputExistsError, UsageError, one_line
-from .inputs import read_text
+from .inputs import reading
 
 _WRITE_ERRORS = {
     errno.ENOSPC: "the disk is full: free some space, or write elsewhere",
@@ -175,8 +175,7 @@ def unfinished(folder: Path, out: Path, *, keep: Collection[str]) -> Iterator[No
         try:
             lock.acquire()
         except Timeout:
-            message = f"{out} is being written by another process: wait for it"
-            raise BusyError(message) from None
+            raise BusyError(f"{out} is being written by another process: wait for it") from None
     try:
         yield
     finally:
@@ -218,13 +217,9 @@ def read_json(path: str | Path, contents: str) -> Any:
     Raises:
         DataError: the file is missing, unreadable or not JSON.
     """
-    text = read_text(Path(path), contents)
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"{path} is not the JSON of {contents} ({error}): it is damaged or foreign"
-        ) from None
+    path = Path(path)
+    with reading(path, f"the JSON of {contents}"):
+        return json.loads(path.read_bytes())
 
 
 def versions(*packages: str) -> dict[str, str]:
@@ -262,6 +257,6 @@ def content_of(files: Iterable[str | os.PathLike[str]], limit: int = 64 << 20) -
 
 
 def cache_folder() -> Path:
-    """Return the folder of what is downloaded or copied."""
+    """Return the folder for downloads and copies."""
     folder = os.environ.get("GPQ_CACHE") or platformdirs.user_cache_dir("gpq-faiss")
     return Path(folder).expanduser()

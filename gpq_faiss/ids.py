@@ -23,8 +23,8 @@ def whole_numbers(ids: Any, source_name: str) -> NDArray[np.int64]:
     array = as_array(list(ids) if isinstance(ids, set | frozenset | range) else ids, source_name)
     with contextlib.suppress(ValueError, OverflowError, TypeError), np.errstate(invalid="ignore"):
         if array.dtype.kind in "OUST":  # whose numbers may be beyond 64 bits, or missing
-            cells = array.tolist()
-            texts = [cell.decode() if isinstance(cell, bytes) else str(cell) for cell in cells]
+            values = array.tolist()
+            texts = [x.decode() if isinstance(x, bytes) else str(x) for x in values]
             return np.array([int(text.strip().removesuffix(".0")) for text in texts], np.int64)
         exact = array.dtype.kind in "iu" or (np.abs(array) < 2**53).all()
         numbers = array.astype(np.int64)

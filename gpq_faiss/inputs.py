@@ -14,8 +14,8 @@ from typing import Any
 from .errors import DataError, GpqError, one_line
 
 
-def check_file(path: Path, description: str) -> int:
-    """Return the size in bytes of a file that is to be read.
+def check_file(path: Path, description: str) -> None:
+    """Check that a file which is to be read exists.
 
     Args:
         description: the expected content, for messages ("a Parquet file").
@@ -26,7 +26,6 @@ def check_file(path: Path, description: str) -> int:
     if not os.path.isfile(path):
         problem = "is a folder or a device" if os.path.exists(path) else "not found"
         raise DataError(f"{path} {problem}: {description} is expected")
-    return path.stat().st_size
 
 
 @contextlib.contextmanager
@@ -86,7 +85,7 @@ def read_toml(path: Path, description: str) -> dict[str, Any]:
 def check_memory(
     needed: int, subject: str, remedy: str = "use a machine with more memory, or a smaller file"
 ) -> None:
-    """Check that a piece of work fits into memory, where the system tells how much is free.
+    """Check that a piece of work fits into memory, if the system reports how much is free.
 
     Args:
         needed: bytes that it needs.

@@ -13,10 +13,10 @@ from tqdm import tqdm
 
 log = logging.getLogger(__name__)
 
-LONG = 2.0
+MIN_DURATION = 2.0
 """Minimum duration in seconds of a stage that is logged when it ends."""
-INTERVAL = 10.0
-"""Seconds between two lines of a stage, which become more."""
+MIN_INTERVAL = 10.0
+"""Minimum time in seconds between two log lines of a stage; it grows with the duration."""
 
 
 class Stage:
@@ -32,7 +32,7 @@ class Stage:
             initial=done,
             leave=False,
             dynamic_ncols=True,
-            mininterval=0.1 if self.terminal else INTERVAL,
+            mininterval=0.1 if self.terminal else MIN_INTERVAL,
             bar_format=None if total else "{desc} ...",
             file=sys.stderr if self.terminal else io.StringIO(),
         )
@@ -48,7 +48,7 @@ class Stage:
         """Count n more units."""
         self.bar.update(n)
         clock = time.monotonic()
-        wait = max(INTERVAL, (self.logged - self.began) / 4)
+        wait = max(MIN_INTERVAL, (self.logged - self.began) / 4)
         if not self.terminal and clock >= self.logged + wait:
             self.logged = clock
             log.info("%s", self)
@@ -62,18 +62,18 @@ def stage(name: str, total: int = 0, unit: str = "item", *, done: int = 0) -> It
         yield current
     finally:
         current.bar.close()
-    if time.monotonic() - current.began >= LONG:
+    if time.monotonic() - current.began >= MIN_DURATION:
         log.info("%s", current)
 
 
 @contextmanager
 def levels(level: int, *names: str) -> Iterator[None]:
     """Set these loggers to a level for the duration of a ``with`` block."""
-    before = {logger: logger.level for logger in map(logging.getLogger, names)}
+    previous = {logger: logger.level for logger in map(logging.getLogger, names)}
     try:
-        for logger in before:
+        for logger in previous:
             logger.setLevel(level)
         yield
     finally:
-        for logger, old in before.items():
-            logger.setLevel(old)
+        for logger, previous_level in previous.items():
+            logger.setLevel(previous_level)

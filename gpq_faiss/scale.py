@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from .data.base import FeatureDataset
 
-_FACTOR = 1.5  # between scales of the same embeddings
-_FEW = 10  # vectors, whose norms may be far from the median
+_MAX_FACTOR = 1.5  # between the scales of two samples of the same embeddings
+_MIN_VECTORS = 10  # the norms of fewer vectors may be far from the median
 
 
 def scale_of(x: NDArray[Any]) -> dict[str, float]:
@@ -28,10 +28,10 @@ def scale_of(x: NDArray[Any]) -> dict[str, float]:
     return {"norm": norm, "least_norm": least, "largest_norm": largest, "low": low, "high": high}
 
 
-def typical_scale(dataset: FeatureDataset, sample: int = 1000) -> dict[str, float]:
-    """Return the scale of about ``sample`` vectors, in eight evenly spaced blocks."""
-    starts = np.linspace(0, max(0, len(dataset) - sample // 8), num=8).astype(np.int64)
-    rows = np.unique((starts[:, None] + np.arange(sample // 8)).clip(max=len(dataset) - 1))
+def typical_scale(dataset: FeatureDataset) -> dict[str, float]:
+    """Return the scale of up to 1,000 vectors, in eight evenly spaced blocks."""
+    starts = np.linspace(0, max(0, len(dataset) - 125), num=8).astype(np.int64)
+    rows = np.unique((starts[:, None] + np.arange(125)).clip(max=len(dataset) - 1))
     return scale_of(np.asarray(dataset.matrix[rows]))
 
 
@@ -41,10 +41,12 @@ def scale_warning(
     """Return a warning if ``n`` vectors are not ``measured`` at the ``expected`` scale."""
     if not expected or not measured or not measured["norm"]:
         return None
-    least, largest = ("least_norm", "largest_norm") if n < _FEW else ("norm", "norm")
-    is_same = expected[least] / _FACTOR <= measured["norm"] <= expected[largest] * _FACTOR
+    least, largest = ("least_norm", "largest_norm") if n < _MIN_VECTORS else ("norm", "norm")
+    is_same = expected[least] / _MAX_FACTOR <= measured["norm"] <= expected[largest] * _MAX_FACTOR
     shift = max(abs(measured[end] - expected[end]) for end in ("low", "high"))
-    if is_same and (n < _FEW or shift <= (_FACTOR - 1) * (expected["high"] - expected["low"])):
+    if is_same and (
+        n < _MIN_VECTORS or shift <= (_MAX_FACTOR - 1) * (expected["high"] - expected["low"])
+    ):
         return None
     text = "norms of about {norm:.3g} and numbers from {low:.3g} to {high:.3g}"
     return (

@@ -36,15 +36,15 @@ def _handling(
 ) -> Iterator[None]:
     """Handle signals whose handler is one of ``replaced``; only in the main thread."""
     main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.getsignal(number) for number in numbers if main}
-    before = {number: old for number, old in before.items() if old in replaced}
-    for number in before:
+    handlers = {number: signal.getsignal(number) for number in numbers if main}
+    previous = {number: current for number, current in handlers.items() if current in replaced}
+    for number in previous:
         signal.signal(number, handler)
     try:
         yield
     finally:
-        for number, old in before.items():
-            signal.signal(number, old)
+        for number, replaced_handler in previous.items():
+            signal.signal(number, replaced_handler)
 
 
 @contextlib.contextmanager
@@ -58,7 +58,7 @@ def ended_by_signals() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def held_signals() -> Iterator[Callable[[], bool]]:
+def deferred_signals() -> Iterator[Callable[[], bool]]:
     """Defer Ctrl-C, SIGTERM and SIGHUP to the end of a ``with`` block.
 
     Yields a function that says whether there was such a signal. A second Ctrl-C takes effect
@@ -66,14 +66,14 @@ def held_signals() -> Iterator[Callable[[], bool]]:
     """
     pending: list[int] = []
 
-    def hold(number: int, _: Any) -> None:
+    def defer(number: int, _: Any) -> None:
         if pending and number == signal.SIGINT:
             raise KeyboardInterrupt
         pending.append(number)
 
     numbers = signal.SIGINT, *_ENDING
     try:
-        with _handling(hold, numbers, signal.SIG_DFL, signal.default_int_handler, _terminate):
+        with _handling(defer, numbers, signal.SIG_DFL, signal.default_int_handler, _terminate):
             yield lambda: bool(pending)
     finally:
         if pending:

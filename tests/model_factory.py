@@ -3,6 +3,7 @@ comes after it.
 """
 
 import json
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 
 from gpq_faiss import __version__
-from gpq_faiss.config import Config, preset, to_dict, validate
+from gpq_faiss.config import Config, preset, validate
 from gpq_faiss.data.base import ImageDataset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.protocols import Split
@@ -84,7 +85,7 @@ def make_model(
     split = Split(4, "1", 0, *map(np.array, ([0], [1], [2], [2, 3])))
     description = {
         "method": "gpq",
-        "config": to_dict(config),
+        "config": asdict(config),
         "run_identity": "0" * 16,
         "data": {"name": "random weights", "fingerprint": "0" * 16, "notes": []},
         "split": {"protocol": split.name, "seed": split.seed, "hash": split.hash},

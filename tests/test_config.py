@@ -15,7 +15,6 @@ from gpq_faiss.config import (
     parse_settings,
     preset,
     read_toml,
-    to_dict,
     validate,
 )
 from gpq_faiss.errors import DataError, UsageError
@@ -25,11 +24,11 @@ from gpq_faiss.errors import DataError, UsageError
 def test_every_preset_is_valid_and_survives_json(name):
     config = validate(preset(name))
     assert config.preset == name
-    assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
+    assert from_dict(json.loads(json.dumps(dataclasses.asdict(config)))) == config
 
 
 def test_settings_that_this_version_does_not_have_are_named():
-    saved = to_dict(preset("paper"))
+    saved = dataclasses.asdict(preset("paper"))
     for section, value, message in (
         ("loss", {"lambda1": "x"}, "lambda1 = 'x'"),
         ("loss", 3, "loss = 3: "),
@@ -55,7 +54,7 @@ def test_pretrained_weights_change_settings_that_nobody_set():
     recommended = preset("recommended")
     tuned = recommended.with_settings(weights)
     assert FINE_TUNING.items() <= vars(tuned.training).items()
-    assert from_dict(to_dict(tuned)) == tuned
+    assert from_dict(dataclasses.asdict(tuned)) == tuned
     for steps in (recommended.with_settings({"training": {"steps": 7}}), recommended):
         config = steps.with_settings(weights | {"training": {"batch_labelled": 125}})
         assert config.training.batch_labelled == 125

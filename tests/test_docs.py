@@ -226,7 +226,7 @@ def test_commands_are_shown_with_options_that_they_have(page):
 def test_reference_lists_every_name_and_the_map_existing_files():
     text = (ROOT / "docs/reference/python.md").read_text()
     listed = re.findall(r"^::: gpq_faiss\.(.+)\.(\w+)$", text, re.M)
-    assert gpq._WHERE.items() <= {name: module for module, name in listed}.items()
+    assert gpq._MODULES.items() <= {name: module for module, name in listed}.items()
     text = (ROOT / "CONTRIBUTING.md").read_text()
     named = re.findall(r"`((?:gpq_faiss|cli|tests|benchmarks|tools)/[\w/.]+)`", text)
     results = re.findall(r"benchmarks/results/[\w.-]+", (ROOT / "README.md").read_text())

@@ -24,7 +24,7 @@ from ..store.rows import RowReader, RowWriter
 log = logging.getLogger(__name__)
 
 LOCAL = "local"
-"""Address of a temporary cluster on this machine, which nobody can reach from another one."""
+"""Address of a temporary cluster on this machine, which other machines cannot reach."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def encode_on_ray(
     # On the CPU: this process looks at the data only, and may have no GPU.
     encoder, dataset = Encoder.load(model, amp=amp), opening()
     encoder.check(dataset)
-    size, n = batch_size or encoder.batch_size(dataset), len(dataset)
+    size, n = batch_size or encoder.batch_size, len(dataset)
     step = -(-cluster.shard_items // size) * size
     folder = check_output(Path(out).resolve() / "codes.h5", overwrite=True).parent
     for path in folder.glob("codes-*.h5") if overwrite else ():
@@ -129,7 +129,7 @@ def encode_on_ray(
 def connected(address: str) -> Iterator[Any]:
     """Connect to a Ray cluster for a block, and yield the module ``ray``.
 
-    An existing connection is used, whatever the address.
+    If Ray is connected already, that connection is used, and the address is ignored.
 
     Raises:
         UsageError: Ray is not installed.

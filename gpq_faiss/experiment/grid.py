@@ -20,11 +20,10 @@ from annotated_types import Ge, Le, MinLen
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from ..config import (
-    MOST_SEED,
+    MAX_SEED,
     Config,
     codebooks_for_bits,
     preset,
-    to_dict,
     validate,
 )
 from ..data.base import Dataset
@@ -72,7 +71,7 @@ class Grid(BaseModel, **_STRICT):
     kind: Literal["table", "ablation", "sensitivity", "tsne", "voronoi"] = "table"
     methods: Annotated[tuple[str, ...], MinLen(1)] = ("gpq",)
     bits: Annotated[tuple[Annotated[int, Ge(1), Le(4096)], ...], MinLen(1)] = (12, 24, 32, 48)
-    seeds: Annotated[tuple[Annotated[int, Ge(0), Le(MOST_SEED)], ...], MinLen(1)] = (0,)
+    seeds: Annotated[tuple[Annotated[int, Ge(0), Le(MAX_SEED)], ...], MinLen(1)] = (0,)
     protocol: str = "1"
     labelled: str | None = None
     queries: str | None = None
@@ -220,7 +219,7 @@ def method_config(grid: Grid, variation: Variation, method: str, *, perceptron: 
         config = config if config.class_networks else preset("recommended")
     elif config.class_networks:
         # The paper's losses, with the network and training of the compared methods.
-        config = config.with_settings({"method": "gpq", "loss": to_dict(Config().loss)})
+        config = config.with_settings({"method": "gpq", "loss": asdict(Config().loss)})
         config = config.with_settings(BASELINE_PERCEPTRON) if perceptron else config
     config = reduce(Config.with_settings, layers, config)
     if entry.convolutional and not config.network.image_size:
@@ -299,7 +298,7 @@ def plan(grid: Grid, dataset: Dataset) -> tuple[list[RunSpec], dict[str, str]]:
                     config = method_config(grid, variation, name, perceptron=perceptron)
                     M = codebooks_for_bits(bits, config.quantizer.codewords)
                     fixed = {"quantizer": {"codebooks": M}, "training": {"seed": seed}}
-                    settings = to_dict(validate(config.with_settings(fixed)))
+                    settings = asdict(validate(config.with_settings(fixed)))
                 else:
                     settings = dict(make_method(name, bits or 32, seed).settings())
                 spec = RunSpec(

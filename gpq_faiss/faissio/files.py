@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import DataError
 from ..files import atomic_path
-from ..inputs import check_file, check_memory, reading
+from ..inputs import check_memory, reading
 
 _WRITE_BYTES = 1 << 20
 INDEX_FILE = "an index file (gpq index, or faiss.write_index)"
@@ -37,9 +37,9 @@ def read_index(path: str | Path) -> Any:
         DataError: the file is missing or damaged, or is not a Faiss index, or is a binary one.
     """
     path = Path(path)
-    size = check_file(path, INDEX_FILE)
-    check_memory(3 * size, str(path))
     with reading(path, INDEX_FILE):
+        size = path.stat().st_size
+        check_memory(3 * size, str(path))
         data = np.fromfile(path, np.uint8)
         start = data[:4].tobytes()
         if start[:2] == b"IB":

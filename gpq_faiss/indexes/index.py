@@ -356,7 +356,7 @@ def check_min_score(min_score: float, limit: int) -> float:
         UsageError: the score is not a number, or ``limit`` is out of range.
     """
     is_number = isinstance(min_score, int | float | np.integer | np.floating)
-    if not is_number or type(min_score) is bool or np.isnan(min_score):
+    if not is_number or isinstance(min_score, bool) or math.isnan(min_score):
         raise UsageError(f"a range search needs a number as its minimum score, not {min_score!r}")
     check_count(limit, "limit", minimum=0, maximum=1 << 62)
     score = float(min_score)

@@ -33,11 +33,11 @@ from .list_kernels import Lists
 
 LEVELS = 4
 """Maximum length of a prefix."""
-_TYPICAL = 2048  # minimum expected number of codes in the sub-list of a random code
-_MANY = 1 << 24  # bytes of codes that exceed a processor's cache
-_FEW = 32  # if at most 1 item in 32 passes a filter, those items get lists of their own
-_STEP = 1 << 20  # number of codes read at once
-_QUERIES = 16  # minimum number of queries per thread: starting one takes some 100 microseconds
+_MIN_SUBLIST = 2048  # minimum expected number of codes in the sub-list of a random code
+_CACHE_BYTES = 1 << 24  # about what a processor's cache holds
+_SPARSE = 32  # if at most 1 item in 32 passes a filter, those items get lists of their own
+_ROWS = 1 << 20  # number of codes read at once
+_MIN_QUERIES = 16  # per thread, as starting a thread takes some 100 microseconds
 _NO_MASK = np.empty(0, np.bool_)
 _NO_MASK.flags.writeable = False
 
@@ -118,7 +118,7 @@ def choose_prefix(counts: Ids) -> int:
     while prefix < levels:
         sizes = counts.reshape(16 ** (prefix + 1), -1).sum(axis=1)
         squares = np.square(sizes.astype(np.float64)).sum()
-        if np.count_nonzero(sizes) > 8 * n**0.5 or squares < _TYPICAL * n:
+        if np.count_nonzero(sizes) > 8 * n**0.5 or squares < _MIN_SUBLIST * n:
             break
         prefix += 1
     return prefix
@@ -224,7 +224,7 @@ class InvertedLists:
         Raises:
             DataError: queries have NaN or infinity, or are too large for float32 scores.
         """
-        lists, row_limit = self.arrays, _MANY // self.arrays.blocks.shape[1]
+        lists, row_limit = self.arrays, _CACHE_BYTES // self.arrays.blocks.shape[1]
         D, ids = np.empty((len(xq), k), np.float32), np.empty((len(xq), k), np.int64)
         status = np.empty(len(xq), np.uint8)
 
@@ -310,7 +310,7 @@ class InvertedLists:
         if len(self.arrays.mask):
             mask &= self.arrays.mask
         ntotal = int(np.count_nonzero(mask))
-        if 0 < ntotal * _FEW <= self.n:
+        if 0 < ntotal * _SPARSE <= self.n:
             positions = np.flatnonzero(mask)
             ids = self.arrays.members[positions].astype(np.int64)
             return self.build(self.codes(positions), ids, self.codebooks)
@@ -322,7 +322,7 @@ class InvertedLists:
     def crc(self) -> int:
         """Return the CRC-32 of all codes, XOR that of all ids as int64, in the order of lists."""
         crc = 0, 0
-        for codes, ids in self.blocks(_STEP):
+        for codes, ids in self.blocks(_ROWS):
             crc = zlib.crc32(codes.data, crc[0]), zlib.crc32(ids.data, crc[1])
         return crc[0] ^ crc[1]
 
@@ -342,7 +342,7 @@ def not_finite(rows: NDArray[Any]) -> DataError:
 def _in_parallel(run: Callable[..., int], arrays: Sequence[Any], threads: int | None) -> list[int]:
     """Return the results of ``run`` for blocks of up to 256 rows of all arrays, in threads."""
     n = len(arrays[0])
-    useful = n // _QUERIES
+    useful = n // _MIN_QUERIES
     count = 1 if useful < 2 else min(threads or faiss.omp_get_max_threads(), useful)
     if count < 2:
         return [run(*arrays)]

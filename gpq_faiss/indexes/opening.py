@@ -17,7 +17,7 @@ from ..faissio.convert import from_faiss
 from ..faissio.files import read_index
 from ..inputs import check_file
 from ..store.changes import changes_path, read_changes
-from ..store.items import Items, ItemSource, RowItems, items_path
+from ..store.items import Items, RowItems, items_path
 from ..store.rows import RowReader
 from .index import Index, search_codebooks
 from .list_file import open_lists
@@ -98,17 +98,14 @@ def _from_faiss(index: Any, name: str) -> Index:
         raise DataError(f"{name} is empty: add codes first (gpq index)")
     Z = search_codebooks(contents.codebooks, contents.metric)
     lists = InvertedLists.build(contents.codes, contents.ids, Z)
-    options: dict[str, Any] = {"metric_type": contents.metric, "form": contents.kind}
-    return Index((lists,), contents.codebooks, **options)
+    return Index((lists,), contents.codebooks, metric_type=contents.metric, form=contents.kind)
 
 
 def _from_codes(path: Path) -> Index:
     reader = RowReader(path, kind="codes")
     check_unique(reader.ids, str(path))
     lists = InvertedLists.build(reader.values, reader.ids, reader.header.codebooks)
-    items: ItemSource | None = None
-    if reader.labels is not None or reader.text_columns:
-        items = RowItems(reader)
+    items = RowItems(reader) if reader.header.class_names or reader.text_columns else None
     return Index((lists,), reader.header.codebooks, items=items, form="codes")
 
 

@@ -79,7 +79,7 @@ def encode(
     """
     out = check_output(out, overwrite=overwrite)
     encoder, dataset = Encoder.load(model, device, amp=amp), open_data(data)
-    encoder.check(dataset)
+    encoder.check(dataset)  # first: rows of other data would take the place of unfinished ones
     check_unique(dataset.ids, dataset.name)
     name = out.name.replace("codes", "features")
     path = out.with_name(f"{out.stem}.features{out.suffix}" if name == out.name else name)
@@ -123,7 +123,7 @@ def encode_rows(
     span: range | None = None,
 ) -> Path:
     """Write the network's vectors, or codes, of the items at ``span`` (default: all)."""
-    size = batch_size or encoder.batch_size(dataset)
+    size = batch_size or encoder.batch_size
     if size < 1:
         raise UsageError(f"--batch-size {batch_size}: it must not be negative")
     if writer.rows and "position" not in writer.state:

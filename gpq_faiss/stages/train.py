@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..config import Config, preset, to_dict, validate
+from ..config import Config, preset, validate
 from ..data.base import Dataset, FeatureDataset
 from ..data.open import open_data
 from ..data.protocols import Split, make_split
@@ -197,7 +197,7 @@ def _describe(trained: Training, dataset: Dataset, split: Split) -> dict[str, An
     origin = {} if backbone is None else {"backbone_of": backbone.origin}
     processes = trained.group.size
     return origin | {
-        "config": to_dict(config),
+        "config": asdict(config),
         "data": {
             "name": dataset.name,
             "fingerprint": dataset.fingerprint,

@@ -16,7 +16,7 @@ dataset            type                      meaning
 Labels, class names and texts are optional. Fingerprints are attributes. The datasets are
 contiguous, so that readers map them. A file is written once, as a whole; until then its rows are
 records in ``.NAME.partial/rows``, complete up to the last row that ``progress.json`` records,
-whatever ends the process.
+however the process ends.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def codebooks_fingerprint(codebooks: Floats) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Header:
-    """What a file says about its rows.
+    """The description of a file of rows.
 
     Attributes:
         model_fingerprint: of the model that made the rows.
@@ -207,7 +207,7 @@ def _read_header(h5: Any) -> Header:
             "encode the data again"
         )
     names = dataset(h5, "class_names").asstr()[:] if "class_names" in h5 else []
-    header = Header(
+    return Header(
         kind=attributes["kind"],
         model_fingerprint=attributes["model_fingerprint"],
         codebooks=np.asarray(dataset(h5, "codebooks")[()]),
@@ -216,9 +216,6 @@ def _read_header(h5: Any) -> Header:
         multi_label=bool(attributes["multi_label"]),
         extra=json.loads(attributes["extra"]),
     )
-    if codebooks_fingerprint(header.codebooks) != attributes["codebooks_fingerprint"]:
-        raise DataError("its codebooks have changed since it was written: it is damaged")
-    return header
 
 
 class RowWriter(Closing):
@@ -258,6 +255,7 @@ class RowWriter(Closing):
             return 0, {}
         progress = read_json(path, "the progress of an unfinished file")
         stored = self._file.seek(0, os.SEEK_END) // self.header.row.itemsize
+        # Missing rows, of a folder that was not copied as a whole, would be read as zeros.
         if progress["header"] != self.header.fingerprint() or progress["rows"] > stored:
             _log.warning("%s is discarded: it is of another model or data set", self.folder)
             path.unlink()
@@ -345,7 +343,6 @@ class RowWriter(Closing):
             h5.attrs.update(header.attributes())
             h5.attrs["versions"] = json.dumps(versions("numpy", "h5py"))
         (self.folder / PROGRESS).unlink()
-        self.close()
         return self.path
 
     def _copy_rows(self, h5: h5py.File) -> None:
@@ -361,15 +358,14 @@ class RowWriter(Closing):
                 writing_rows.advance(len(records))
 
     def close(self) -> None:
-        """Close the file; unfinished rows are kept for a later run."""
-        # On a full disk, buffered bytes of rows that are not committed cannot be written.
-        with contextlib.suppress(OSError):
-            self._stack.close()
+        """Commit the rows, and close the file; unfinished rows are kept for a later run.
 
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(DataError):  # the disk is full: earlier rows are kept
+        If the disk is full, only rows that were committed before are kept.
+        """
+        with contextlib.suppress(DataError):
             self.commit()
-        self.close()
+        with contextlib.suppress(OSError):  # bytes in the buffer cannot be written
+            self._stack.close()
 
 
 def discard_unfinished(path: Path) -> None:

@@ -34,7 +34,7 @@ from ..nn.augment import random_flip_crop
 from ..nn.backbones import MLP
 from ..nn.device import to_input
 from ..progress import stage
-from ..signals import held_signals
+from ..signals import deferred_signals
 from .batches import LABELLED, SAMPLE, STEP, UNLABELLED, EpochSampler, hold_out
 from .checkpoint import CHECKPOINT, RunState, load_checkpoint
 from .parallel import Group
@@ -170,7 +170,7 @@ class Training:
         saved = time.monotonic()
         began = saved - run.seconds
         with (
-            held_signals() as interrupted,
+            deferred_signals() as interrupted,
             stage("training", self.steps, "step", done=run.step) as training,
         ):
             for batch in self.batches():

@@ -36,8 +36,8 @@ def written(monkeypatch):
         return screen.getvalue()
 
     monkeypatch.setattr("gpq_faiss.info", work, raising=False)
-    monkeypatch.setattr(progress, "LONG", 0.0)
-    monkeypatch.setattr(progress, "INTERVAL", 0.0)
+    monkeypatch.setattr(progress, "MIN_DURATION", 0.0)
+    monkeypatch.setattr(progress, "MIN_INTERVAL", 0.0)
     return run
 
 

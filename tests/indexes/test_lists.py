@@ -94,8 +94,8 @@ def test_results_equal_brute_force(seed, shape, d, n, share, k, case, filtered, 
     codes = pack_codes(rng.integers(0, shape[1], (distinct, shape[0]))[rows], shape[1])
     ids = rng.permutation(3 * n)[:n] if seed % 3 else np.arange(n)
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lists, "_TYPICAL", typical)
-        patch.setattr(lists, "_MANY", 0 if seed % 2 else 1 << 24)
+        patch.setattr(lists, "_MIN_SUBLIST", typical)
+        patch.setattr(lists, "_CACHE_BYTES", 0 if seed % 2 else 1 << 24)
         built = InvertedLists.build(codes, ids, Z)
         if mapped:
             crc = write_lists(Path(folder) / "i.lists", [Source(codes, ids)], Z)
@@ -120,7 +120,7 @@ def test_results_equal_brute_force(seed, shape, d, n, share, k, case, filtered, 
 
 @pytest.mark.parametrize("together", [False, True])
 def test_threads_and_batches_change_nothing(together, monkeypatch):
-    monkeypatch.setattr(lists, "_MANY", 0 if together else 1 << 24)
+    monkeypatch.setattr(lists, "_CACHE_BYTES", 0 if together else 1 << 24)
     Z, codes, xq = books(12), random_codes(20_000, 12), queries(700, 48)
     xq[60:70] = 0  # all tie
     xq[70:80, :4] *= 1e4

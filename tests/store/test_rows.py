@@ -169,7 +169,6 @@ def test_other_kind_and_other_model_are_mismatches(tmp_path):
         lambda h5: h5.attrs.pop("kind"),
         lambda h5: h5.attrs.update(format_version=99),
         lambda h5: h5.attrs.update(extra="{"),
-        lambda h5: h5["codebooks"].write_direct(np.float32(h5["codebooks"][:] * 2)),
         lambda h5: h5.pop("ids"),
         lambda h5: h5["codes"].write_direct(np.full((100, 2), 255, np.uint8)),
     ],
@@ -229,14 +228,5 @@ def test_foreign_rows_at_positions(tmp_path_factory, positions):
 
 @pytest.mark.parametrize("name", ["text", "group", "soft", "outside"])
 def test_foreign_dataset_without_numbers_is_one_line(foreign, name):
-    with pytest.raises(DataError, match=r"not an array of numbers|not a dataset of this file"):
+    with pytest.raises(DataError, match=r"not an array of numbers|the file has no dataset"):
         Hdf5Array(foreign[0], name)
-
-
-def test_foreign_file_that_changed_is_one_line(foreign):
-    path, x = foreign
-    array = Hdf5Array(path, "x")
-    with h5py.File(path, "w") as h5:
-        h5["x"] = x[1:]
-    with pytest.raises(DataError, match=r"x\.h5 changed while it was read"):
-        array[:5]
