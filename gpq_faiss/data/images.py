@@ -128,9 +128,10 @@ def resize_square(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
 
 def without_gradient(value: Any) -> Any:
     """Return a tensor on any device as an array; other objects unchanged."""
+    value = value.toarray() if hasattr(value, "toarray") else value  # sparse, of scipy
     if not hasattr(value, "detach"):
         return value
-    value = value.detach().cpu()
+    value = value.detach().cpu().to_dense()
     return (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import methodcaller
+from operator import itemgetter, methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +56,11 @@ def open_table(name: str, table: Table, o: Options, mark: str = "", folder: str 
 
     A column of lists goes before paths of images, and these before columns of numbers.
     """
-    images = [array for array in table.arrays.values() if len(array.shape) > 2]
+    images = {name: array for name, array in table.arrays.items() if len(array.shape) > 2}
+    if len(images) > 1:
+        raise DataError(f"{name} has several arrays of images ({', '.join(images)}): save one")
     if images and (o.vectors or usual("vectors", table.of_kind("list"))) is None:
-        return replace(open_array(images[0], o), name=name, **table.attributes(o))
+        return replace(open_array(next(iter(images.values())), o), name=name, **table.attributes(o))
     lists = [column for column in table.of_kind("list") if usual("labels", [column]) is None]
     has_vectors = o.vectors is not None or (lists and o.image_column is None)
     image = None if has_vectors else table.image_column(o.image_column)
@@ -84,6 +86,8 @@ def open_table(name: str, table: Table, o: Options, mark: str = "", folder: str 
         return value if isinstance(value, bytes) else value.get("bytes") or value.get("path") or b""
 
     names = attributes["texts"].get("name", range(len(table.rows)))
+    if "name" in attributes["texts"]:
+        attributes["texts"]["content"] = as_texts(table.contents(image))
     return ImageDataset(
         name=name,
         fingerprint=mark,
@@ -245,8 +249,13 @@ def _targets(source: Any) -> tuple[Any, Any]:
     if hasattr(source, "dataset") and hasattr(source, "indices"):
         targets, classes = _targets(source.dataset)
         return None if targets is None else np.asarray(targets)[list(source.indices)], classes
-    if len({tuple(getattr(part, "classes", ())) for part in getattr(source, "datasets", ())}) > 1:
-        raise DataError("joined data sets have different classes: put their images in one folder")
+    if parts := [_targets(part) for part in getattr(source, "datasets", ())]:
+        if len({tuple(classes or ()) for _, classes in parts}) > 1:
+            raise DataError(
+                "joined data sets have different classes: put their images in one folder"
+            )
+        is_known = all(targets is not None for targets, _ in parts)
+        return np.concatenate([t for t, _ in parts]) if is_known else None, parts[0][1]
     if getattr(source, "target_transform", None) is not None:
         return None, None
     return without_gradient(getattr(source, "targets", None)), getattr(source, "classes", None)
@@ -267,8 +276,8 @@ def open_items(source: Any, o: Options) -> Dataset:
     def item(i: int) -> Any:
         with lock:
             value = source[i]
-        is_pair = isinstance(value, tuple | list) and len(value) in (1, 2)
-        return (*value, None)[:2] if is_pair else (value, None)
+        is_tuple = isinstance(value, tuple) or (isinstance(value, list) and len(value) == 2)
+        return (*value, None)[:2] if is_tuple else (value, None)
 
     paths, attributes = [f"item {i}" for i in range(len(source))], dict[str, Any]()
     if o.with_labels:
@@ -462,11 +471,10 @@ def _with_labels(dataset: Dataset, labels: Any, o: Options) -> Dataset:
         DataError: labels that match no item, are of another number, or cannot be read.
     """
     source, method = "labels", "in their order"
-    is_list = isinstance(labels, list) and {*map(type, labels)} == {tuple}
-    if is_list and {*map(len, labels)} == {2}:
+    is_list = isinstance(labels, list) and not {*map(type, labels)} - {tuple, list}
+    if is_list and {*map(len, labels)} == {2} and len(labels) not in (1, 2, 3):
         keys = {_key(key) for key, _ in labels}
-        items = {*map(str, dataset.ids.tolist()), *dataset.texts.get("name", ())}
-        labels = dict(labels) if len(keys & items) == len(labels) else labels
+        labels = dict(labels) if len(keys) == len(labels) else labels
     if isinstance(labels, str | os.PathLike):
         files = files_of(labels)
         source, labels = files[0].name, _read_labels(files)
@@ -496,9 +504,15 @@ def _read_labels(files: Sequence[Path]) -> Any:
     if form not in ("text", "csv"):
         return open_tables(files)
     text = read_text(files[0], "labels").removesuffix("\n")
-    first, *following = lines = [line.strip() for line in text.split("\n")]
-    if re.search("[,;\t]", first) and not all(map(ROW.fullmatch, lines)):
+    first, *following = lines = [line.strip().strip('"') for line in text.split("\n")]
+    are_rows = all(map(ROW.fullmatch, lines))
+    if re.search("[,;\t]", first) and not are_rows:
         return open_tables(files)
+    words = [line.split(maxsplit=1) for line in lines if line]
+    keys = {key for key, *_ in words}
+    if {*map(len, words)} == {2} and len(keys) == len(words) > 3 and not are_rows:
+        columns = {"id": [key for key, _ in words], "label": [text for _, text in words]}
+        return Table(files[0].name, {name: np.array(c, object) for name, c in columns.items()})
     is_name = usual("labels", [first]) is not None and first not in following
     is_number = [bool(ROW.fullmatch(x) or WHOLE.fullmatch(x) or x == "") for x in lines]
     has_header = following and (is_name or (all(is_number[1:]) and not is_number[0]))
@@ -508,30 +522,56 @@ def _read_labels(files: Sequence[Path]) -> Any:
 def _key(value: Any) -> str:
     """Return an id or a name as text; whole floats are whole numbers."""
     text = composed((value if isinstance(value, str) else plain_text(value)).strip())
+    text = text.replace("\\", "/")
     return text.partition(".")[0] if "." in text and WHOLE.fullmatch(text) else text
+
+
+def _stem(key: str) -> str:
+    """Return the name of a file without its folder and its ending."""
+    return os.path.splitext(os.path.basename(key))[0]
 
 
 _WAYS: dict[str, Callable[[str], str]] = {
     "name": str,
-    "id": str,
     "file name": os.path.basename,
-    "name without ending": lambda key: os.path.splitext(os.path.basename(key))[0],
+    "name without ending": _stem,
+    "id": str,
+    "name without zeros": lambda key: _stem(key).lstrip("0"),
 }
-"""Ways in which the key of a label may name an item."""
+"""Ways in which the key of a label may name an item; of two, the first one counts."""
 
 
-def _unusual_ids(table: Table, o: Options, ids: list[str], names: list[str]) -> str | None:
-    """Return the first column whose values are all ids of the data, counted from 0 or 1, or some of
-    its names; None if there is none.
+def _key_column(
+    table: Table, o: Options, names: list[str], ids: list[str]
+) -> tuple[str | None, str]:
+    """Return the column of a table that names items, and the way, which is empty if none matches.
+
+    It is the column with the most names or ids of the data, if these are half of what they could
+    be, or the column's own name is usual. Row numbers, from 0 or 1, are the last resort.
     """
-    label, counted = o.label_column or usual("labels", table.kinds), range(1, len(ids) + 1)
-    for name in table.of_kind("number", "text"):
-        texts = [] if name == label else list(map(_key, table.values(name)))
-        keys = {*texts}
-        is_key = keys in ({*ids}, {*map(str, counted)}) or keys <= {*names}
-        if is_key and len(keys) == len(texts) > 0:
-            return name
-    return None
+    label, n = o.label_column or usual("labels", table.kinds), len(ids)
+    columns = [name for name in table.of_kind("text", "number") if name != label]
+    requested = o.id_column or usual("items", columns)
+    is_counted, matches = ids == [*map(str, range(n))], list[Any]()
+    for column in [o.id_column] if o.id_column else columns:
+        values = {*map(_key, table.values(column))} - {""}
+        for order, (way, shorten) in enumerate(_WAYS.items()):
+            items, keys = ids if way == "id" else names, {*map(shorten, values)}
+            found = keys & {*map(shorten, items)}
+            is_row = way == "id" and is_counted
+            is_likely = 2 * len(found) >= min(len(values), n)
+            if is_row and is_likely:
+                is_likely = values in ({*ids}, {*map(str, range(1, n + 1))})
+            sizes = len(keys), len({*map(shorten, items)})
+            is_unique = way == "id" or sizes == (len(values), n)
+            if found and is_unique and (is_likely or column == requested):
+                rank = not is_row, len(found), -order, column == requested
+                matches.append((rank, column, way))
+    if matches:
+        _, column, way = max(matches, key=itemgetter(0))
+        return column, way
+    texts = [name for name in columns if names and len({*table.texts(name)}) == n]
+    return requested or next(iter(texts), None), ""
 
 
 def _matched(
@@ -545,8 +585,7 @@ def _matched(
     labels, is_single = table.labels(o), len(table.kinds) == 1
     ids = list(map(str, dataset.ids.tolist()))
     names = list(map(_key, dataset.texts.get("name", ())))
-    items = o.id_column or (None if is_single else usual("items", table.kinds))
-    items = items if items is not None or is_single else _unusual_ids(table, o, ids, names)
+    items, way = (None, "") if is_single else _key_column(table, o, names, ids)
     if items is None and (is_single or len(labels) == len(dataset)):
         return dataset, labels, "in their order" + ", as no column names ids" * (not is_single)
     column = table.column(items, "id_column")
@@ -556,22 +595,16 @@ def _matched(
             f"{source}: {column!r} {repeated[0]!r} occurs more than once: give each item one line"
         )
     is_counted = ids == [*map(str, range(len(ids)))]
-    are_names = table.source != "labels" and {*texts}.isdisjoint(ids)
-    if are_names and is_counted and "name" not in dataset.texts and len(texts) == len(ids):
+    if not (way or names) and is_counted and table.source != "labels" and len(texts) == len(ids):
         return _with_names(dataset, texts), labels, f"in their order, with the names in {column!r}"
-    for way, shorten in _WAYS.items():
-        keys = ids if way == "id" else list(map(shorten, names))
-        positions = {shorten(text): i for i, text in enumerate(texts) if text} if keys else {}
-        is_unique = way == "id" or len(set(keys)) == len(keys)
-        is_complete = len(positions) == len(texts) - texts.count("")
-        if is_unique and is_complete and not positions.keys().isdisjoint(keys):
-            break
-    else:
+    if not way:
         raise DataError(
             f"{source}: no key of a label in {column!r} is an id or name of the data "
             f"(it has {texts[:1]}, the data {(names or ids)[:1]})"
             ": give those of the data with --read names=FILE or ids=FILE"
         )
+    keys = list(map(_WAYS[way], ids if way == "id" else names))
+    positions = {_WAYS[way](text): i for i, text in enumerate(texts) if text}
     unmatched = sorted(positions.keys() - {*keys})
     if way == "id" and unmatched and is_counted:
         raise DataError(

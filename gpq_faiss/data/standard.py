@@ -96,7 +96,7 @@ def classes_of(names: Sequence[str]) -> list[str]:
     strange = {top for top in tops if top not in splits and top.lower() not in _UNLABELLED}
     has_classes = strange.isdisjoint(nested) and bool(nested)
     is_split = bool(splits) and (not strange or has_classes or (len(splits) > 1 and bool(repeated)))
-    are_domains = len(tops) > 1 and nested == {*tops}
+    are_domains = len(tops) > 1 and nested == {*tops} and len(shared) > 1
     level = int(is_split or (are_domains and 2 * len(repeated) >= len(shared)))
     skipped = {*tops} - splits if is_split else set()
     is_labelled = [
@@ -117,6 +117,7 @@ def open_folder(path: str, o: Options) -> ImageDataset:
         raise DataError(f"{name} is no folder, or not found: extract it, and give the folder")
     notes: list[str] = []
     images: list[str] = []
+    others = Counter[str]()
     visited = {whole := root.resolve()}
 
     def fail(error: OSError) -> None:
@@ -136,6 +137,9 @@ def open_folder(path: str, o: Options) -> ImageDataset:
         below.sort()
         for file in filter(is_image_name, sorted(files)):
             images.append(os.path.relpath(os.path.join(folder, file), root))
+        unread = [file for file in files if file[0] != "." and not is_image_name(file)]
+        others.update(Path(file).suffix.lower() for file in unread)
+    notes += [f"{n:,} files {ending or 'without ending'} left out" for ending, n in others.items()]
     if not images:
         raise DataError(
             f"{name} contains no images ({'; '.join(notes) or 'it is empty'})"

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from ..codes.checks import named_rows
 from ..errors import DataError, one_line, optional
+from ..files import fingerprint
 from ..ids import whole_numbers
 from ..inputs import read_text, reading
 from ..store.hdf5 import Hdf5Array, Texts, as_texts, open_hdf5
@@ -357,6 +358,14 @@ class Table:
             start += len(lists)
         return out
 
+    def contents(self, name: str) -> list[str]:
+        """Return a hash of each image of a column: of its first 16 KiB, and its length."""
+        column = self.rows[name]
+        if self.kinds[name] == "image" and not hasattr(column[0], "as_buffer"):
+            column = _library("pyarrow.compute", self.source).struct_field(column, "bytes")
+        buffers = (value.as_buffer() or b"" for value in column)
+        return [fingerprint(bytes(buffer[: 16 << 10]), str(len(buffer))) for buffer in buffers]
+
     def labels(self, o: Options) -> Labels:
         """Return the labels of the requested or usual column, or of columns of 0 and 1.
 
@@ -422,7 +431,10 @@ class Table:
         if len(chosen) == 1:
             return self.matrix(chosen[0]), f"vectors are in column {chosen[0]!r}"
         arrays = [self.arrays[name] for name in chosen if name in self.arrays]
-        if {*map(self.kinds.get, chosen)} != {"number"} or len({a.shape[0] for a in arrays}) > 1:
+        lengths = {array.shape[0] for array in arrays}
+        are_numbers = {*map(self.kinds.get, chosen)} == {"number"}
+        # More arrays than rows are one vector for each name.
+        if not are_numbers or len(lengths) > 1 or len(arrays) > min(lengths, default=len(arrays)):
             raise DataError(
                 f"{self.source}: which column holds the vectors? (it has "
                 f"{', '.join((lists or list(self.kinds))[:20])}): name them with --read"
@@ -507,8 +519,9 @@ def _hdf5(path: Path) -> dict[str, Matrix]:
 def _csv(path: Path) -> Any:
     """Return a text with a header line, separated by what is most in that.
 
-    A first line of numbers is a row, and columns are named by their numbers, unless it counts the
-    columns: 0, 1, 2 and so on. Columns with usual names of labels, ids and names are texts.
+    A first line of numbers, or with the name of an image, is a row, and columns are named by their
+    numbers, unless it counts the columns: 0, 1, 2 and so on. Columns with usual names of labels,
+    ids and names are texts.
     """
     reader = _library("pyarrow.csv", path)
     text = read_text(path, "a table with a header line").lstrip("\n")
@@ -520,7 +533,8 @@ def _csv(path: Path) -> Any:
     ]
     are_numbers = all(re.fullmatch(r"[-+]?\d*\.?\d+(e[-+]?\d+)?", n, re.I) for n in names)
     counted = [str(i) for i in range(len(names))]
-    has_header = not are_numbers or (len(names) > 2 and names == counted)
+    is_row = are_numbers or any(map(is_image_name, names))
+    has_header = not is_row or (len(names) > 2 and names == counted)
     names = names if has_header else counted
     if len(set(names)) < len(names) or not text[len(first) * has_header :].strip():
         raise DataError(
@@ -553,10 +567,7 @@ def frame_table(source: Any) -> Table:
             f": leave out those of mixed types"
         ) from None
     index = (data.schema.pandas_metadata or {}).get("index_columns", [])
-    return Table(
-        location,
-        arrays,
-        data.drop_columns(
-            [n for n in data.schema.names if n in index and usual("items", [n]) is None]
-        ),
-    )
+    names = [
+        "index" if n in index and usual("items", [n]) is None else n for n in data.schema.names
+    ]
+    return Table(location, arrays, data.rename_columns(names))

@@ -52,7 +52,8 @@ class Catalogue:
         self.dataset = replace(dataset, max_bad=1.0)  # broken pictures are skipped
         if not self.has_pictures:
             log.warning(
-                "%s has no names, and is not the data that were indexed: no pictures", dataset.name
+                "%s has no files with names, and is not the data that were indexed: no pictures",
+                dataset.name,
             )
         elif live.items.data_fingerprint not in ("", dataset.fingerprint):
             log.warning(
@@ -119,8 +120,8 @@ class Catalogue:
 
     @property
     def has_pictures(self) -> bool:
-        """Whether the data set has names, or is the one that was indexed."""
-        if self.dataset is None or "name" in self.dataset.texts:
+        """Whether the data set has files with names, or is the one that was indexed."""
+        if self.dataset is None or "content" in self.dataset.texts:
             return self.dataset is not None
         is_indexed = self.live.items.data_fingerprint == self.dataset.fingerprint
         return is_indexed and self.live.is_complete
@@ -133,8 +134,8 @@ class Catalogue:
         if self.dataset is None or not self.has_pictures or id_ in self.live.changes:
             return None
         item = self.live.items.item(id_) or Item({})
-        has_names = "name" in self.dataset.texts
-        row = self.dataset.find(item) if has_names else self.dataset.row_of(id_)
+        has_files = "content" in self.dataset.texts
+        row = self.dataset.find(item) if has_files else self.dataset.row_of(id_)
         return None if row < 0 else self.dataset.read(np.array([row]))[0]
 
     def thumbnail(self, id_: int) -> tuple[bytes, str] | None:

@@ -256,8 +256,8 @@ class SearchResult(Shown):
     ) -> Path:
         """Draw each query with its results, framed by relevance if both have labels.
 
-        A result's picture is the image of its name, or of its id if the items have no names and are
-        of this data set. A grey square stands for an image that is missing.
+        A result's picture is the image of its name, if its file is the one that was encoded, or
+        that of its id in a data set without files. A grey square stands for a missing image.
 
         Args:
             items: images of the indexed items.
@@ -269,8 +269,8 @@ class SearchResult(Shown):
         """
         if not isinstance(items, ImageDataset) or not isinstance(queries, ImageDataset):
             raise DataError("a picture needs images, of the items (--images) and as queries")
-        has_names = "name" in items.texts
-        if not has_names and self.data_fingerprint != items.fingerprint:
+        has_files = "content" in items.texts
+        if not has_files and self.data_fingerprint != items.fingerprint:
             raise DataError(
                 f"{items.name} is not the data of the index, and nothing names its items: "
                 "give the data that were encoded"
@@ -292,7 +292,7 @@ class SearchResult(Shown):
                 both_labelled = labels and item.labels is not None
                 relevant = not set(labels).isdisjoint(item.labels or ()) if both_labelled else None
                 caption = " · ".join([*(item.labels or ()), f"{score:.2f}"])
-                image_row = items.find(item) if has_names else items.row_of(number)
+                image_row = items.find(item) if has_files else items.row_of(number)
                 cells.append(_cell(items, image_row, caption, relevant))
             gallery.append(cells[: 1 + int((ids != -1).sum())])
         return save_gallery(gallery, out, overwrite=overwrite)

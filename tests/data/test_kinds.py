@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
+import scipy.sparse
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,6 +59,8 @@ HOT_FORMS = {
     "Arrow": lambda hot: pa.array(hot.tolist()),
     "Series": lambda hot: pd.Series(hot.tolist()),
     "array": np.asarray,
+    "sparse array": scipy.sparse.csr_array,
+    "sparse tensor": lambda hot: torch.tensor(hot).to_sparse(),
 }
 
 
@@ -110,7 +113,8 @@ def test_labels_by_id_are_matched(order, form):
         (["1.0", "0", "N/A"] * 4, ["1", "0", ""] * 4),
         (pd.Series([pd.NA, "a", "b"] * 4), ["", "a", "b"] * 4),
         ({3: "a"}, ["", "", "", "a", *[""] * 8]),
-        ([(3, "a"), (1, "b")], ["", "b", "", "a", *[""] * 8]),
+        ([(i, CLASSES[i]) for i in range(N)][:3:-1], [*[""] * 4, *CLASSES[4:]]),
+        ([["x", i] for i in range(N)], [f"{i} x" for i in range(N)]),
         (
             np.array([(3, "a"), (1, "b")], [("id", "i8"), ("label", "U4")]),
             ["", "b", "", "a", *[""] * 8],
@@ -210,7 +214,7 @@ def test_joined_data_sets_of_different_classes_are_refused(folder):
     joined = ConcatDataset([ImageFolder("a"), ImageFolder("b")])
     for source in (joined, Subset(joined, [1, 2])):
         refused(source, "joined data sets have different classes")
-    assert label_texts(open_data(ConcatDataset([ImageFolder("a")] * 2))) == ["0", "1"] * 2
+    assert label_texts(open_data(ConcatDataset([ImageFolder("a")] * 2))) == ["cat", "dog"] * 2
 
 
 def test_labels_that_are_a_column_of_the_frame(folder):
@@ -218,6 +222,64 @@ def test_labels_that_are_a_column_of_the_frame(folder):
     assert label_texts(open_data(frame, labels=frame["kind"])) == CLASSES[::-1]
     twice = pd.concat([pd.Series(CLASSES[:6]), pd.Series(CLASSES[6:])])
     refused(X, "occurs more than once", labels=twice)
+
+
+@pytest.mark.parametrize(
+    ("columns", "way"),
+    [
+        ({"id": range(N), "photo": "p/{:03}.png"}, "name in 'photo'"),
+        ({"id": range(N), "photo": "{:03}"}, "name without ending in 'photo'"),
+        ({"index": range(100, N + 100), "photo": "p\\{:03}.png"}, "name in 'photo'"),
+        ({"id": "{}", "fold": Y}, "name without zeros in 'id'"),
+        ({"patient": Y, "photo": "q/{:03}.PNG"}, "name without ending in 'photo'"),
+    ],
+)
+def test_the_column_that_names_most_items_is_found(columns, way):
+    names = [f"p/{i:03}.png" for i in range(N)]
+    columns = {
+        name: list(map(values.format, range(N))) if isinstance(values, str) else list(values)
+        for name, values in columns.items()
+    }
+    table = pd.DataFrame(columns | {"label": CLASSES})
+    if "id" in columns and "photo" in columns:
+        table["id"] = table["id"].to_numpy()[::-1]
+    data = open_data(X, names=names, labels=table.sample(frac=0.8, random_state=0))
+    assert data.notes[0].endswith(f"matched by {way}")
+    assert all(text in ("", label) for text, label in zip(label_texts(data), CLASSES, strict=True))
+    assert data.labels.has().sum() == round(0.8 * N)
+
+
+def test_names_that_do_not_match_are_refused(folder):
+    table = pd.DataFrame({"photo": [f"other {i}" for i in range(N)], "label": CLASSES})
+    names = [f"{i}.png" for i in range(N)]
+    refused(X, "no key of a label in 'photo' is an id or name", names=names, labels=table)
+    table["photo"] = [*names[1:], names[1]]
+    refused(X, "'photo' '1.png' occurs more than once", names=names, labels=table)
+    indexed = pd.DataFrame({"label": CLASSES}, index=pd.Index(names, name="sample")).iloc[::-1]
+    assert label_texts(open_data(X, names=names, labels=indexed)) == CLASSES
+
+
+@pytest.mark.parametrize("text", ["{:03}.png {}", "{:03} {}", '"{:03}.png" {}'])
+def test_lines_of_a_name_and_a_label(folder, text):
+    lines = [text.format(i, CLASSES[i]) for i in range(N)][::-1]
+    labels = save(folder / "train.txt", "\n".join(lines))
+    data = open_data(X, names=[f"p/{i:03}.png" for i in range(N)], labels=labels)
+    assert label_texts(data) == CLASSES
+
+
+def test_a_first_line_with_an_image_is_no_header(folder):
+    rows = "".join(f"{i}.png,{c}\n" for i, c in enumerate(CLASSES))
+    labels = save(folder / "l.csv", rows)
+    names = [f"{i}.png" for i in range(N)]
+    assert label_texts(open_data(X, names=names, labels=labels, label_column="1")) == CLASSES
+
+
+def test_several_arrays_of_one_row_are_refused(folder):
+    images = np.zeros((N, 8, 8), np.uint8)
+    np.savez("m.npz", train_images=images, test_images=images)
+    refused("m.npz", "several arrays of images \\(train_images, test_images\\)")
+    named = {f"img_{i}": X[i] for i in range(N)}
+    refused(named, "which column holds the vectors")
 
 
 @pytest.mark.parametrize(("key", "note"), [("{}.png", "file name"), ("{}", "name without ending")])
@@ -435,7 +497,8 @@ def test_vectors_and_labels_in_one_object(folder):
         for source in (columns, {"emb": X, "label": CLASSES}, archive, h5):
             assert label_texts(open_data(source)) == CLASSES
             np.testing.assert_array_equal(open_data(source).read(slice(None)), X)
-    for source in (tensors, Subset(tensors, range(N))):
+    triples = TensorDataset(torch.tensor(X), torch.tensor(Y), torch.arange(N))
+    for source in (tensors, triples, Subset(tensors, range(N))):
         assert label_texts(open_data(source)) == Y.astype(str).tolist()
         np.testing.assert_array_equal(open_data(source).read(slice(None)), X)
     assert open_data(TensorDataset(torch.tensor(X))).labels is None
@@ -458,6 +521,7 @@ LAYOUTS = {
     "images/1 cat/1 dog/1": ["cat", "dog", ""],
     "train/cat/1 val/dog/1 unlabeled/9": ["cat", "", "dog"],
     "train/cat/1 train/dog/2 val/cat/1 raw/8": ["cat", "dog", "", "cat"],
+    "cat/raw/1 dog/raw/2": ["cat", "dog"],
     "cat/train/1 cat/test/2 dog/train/1 dog/test/2": ["cat", "dog", "cat", "dog"],
     "Train/00/1 Train/01/1 Test/1 Meta/0": ["00", "01", "", ""],
     "seg_train/seg_train/sea/1 seg_test/seg_test/sea/1 seg_pred/seg_pred/1": ["sea", "", "sea"],
