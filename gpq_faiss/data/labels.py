@@ -328,18 +328,23 @@ def label_notes(labels: Labels, source: tuple[str, str]) -> list[str]:
     ]
     sizes += [f"... ({len(counts) - 10:,} more)"] * (len(counts) > 10)
     missing = ", ".join(repr(name) for name in labels.class_names if name.lower() in MISSING)
-    advice = f"{missing} count as classes: leave such labels empty if they mean none"
     single = int((counts == 1).sum())
     first = labels.take(slice(0, 1)).counts()
-    header = (
-        f"the first item alone has {labels.class_names[int(first.argmax())]!r}: is it a header?"
-    )
-    doubt = f"{single:,} of {len(counts):,} classes have one item: are they ids or captions?"
+    doubts = [
+        (missing, f"{missing} count as classes: leave such labels empty if they mean none"),
+        (
+            single == 1 and (first & (counts == 1)).any(),
+            f"the first item alone has {labels.class_names[int(first.argmax())]!r}"
+            ": is it a header?",
+        ),
+        (
+            single > 2 and 2 * single > len(counts),
+            f"{single:,} of {len(counts):,} classes have one item: are they ids or captions?",
+        ),
+    ]
     return [
         f"{source[0]}: {int(labels.has().sum()):,} of {len(labels):,} items labelled, "
         f"{labels.n_classes:,} classes, {source[1]}",
         f"items of each class: {', '.join(sizes)}",
-        *([advice] if missing else []),
-        *([header] if single == 1 and (first & (counts == 1)).any() else []),
-        *([doubt] if single > 2 and 2 * single > len(counts) else []),
+        *(text for is_likely, text in doubts if is_likely),
     ]

@@ -136,8 +136,8 @@ def open_list(path: str, o: Options) -> Dataset:
     """Open a text with lines of a path and 0/1 labels, one class number (-1 is unlabelled), or
     nothing."""
     file = files_of(path)[0]
-    pattern = re.compile(r"^[ \t]*(\S.*?)((?:[ \t]+-?\d+)*)[ \t]*$", re.MULTILINE)
-    lines = pattern.findall(read_text(file, "a list of images"))
+    text = read_text(file, "a list of images")
+    lines = re.findall(r"^[ \t]*(\S.*?)((?:[ \t]+-?\d+)*)[ \t]*$", text, re.MULTILINE)
     with reading(file, "a list of paths, each with 0 or 1 for every class, or one class number"):
         labels = np.array([numbers.split() for _, numbers in lines], np.int64)
     images = np.array([name for name, _ in lines], np.str_)
@@ -166,10 +166,14 @@ def _by_datasets(name: str, load: Callable[[Any], Any]) -> Any:
 
 def _open_by_datasets(form: str, name: str, files: list[str], mark: str, o: Options) -> Dataset:
     """Open files of images, which ``datasets`` copies to the cache folder as Arrow."""
-    folder = str(cache_folder() / "datasets")
-    options = {"data_files": {"train": files}, "split": "train", "cache_dir": folder}
-    rows = _by_datasets(name, methodcaller("load_dataset", form, **options))
-    return open_hf(rows, o, name, mark)
+    load = methodcaller(
+        "load_dataset",
+        form,
+        data_files={"train": files},
+        split="train",
+        cache_dir=str(cache_folder() / "datasets"),
+    )
+    return open_hf(_by_datasets(name, load), o, name, mark)
 
 
 def open_webdataset(path: str, o: Options) -> Dataset:
@@ -177,12 +181,12 @@ def open_webdataset(path: str, o: Options) -> Dataset:
 
     Names are the keys. Labels are in ``.cls`` or a field of ``.json``; captions are no labels.
     """
-    is_remote = "://" in path
-    files = [path] if is_remote else list(map(str, files_of(path)))
-    mark = "" if is_remote else content_of(files)  # of remote ones, that of their copy
-    # A URL may hold a password and a token.
-    name = re.sub(r"(?<=://)[^/?#]*@|[?#].*", "", path) if is_remote else path
-    return _open_by_datasets("webdataset", f"webdataset:{name}", files, mark, o)
+    if "://" not in path:
+        files = list(map(str, files_of(path)))
+        return _open_by_datasets("webdataset", f"webdataset:{path}", files, content_of(files), o)
+    public = re.sub(r"(?<=://)[^/?#]*@|[?#].*", "", path)  # a URL may hold a password and a token
+    # The fingerprint is that of the copy.
+    return _open_by_datasets("webdataset", f"webdataset:{public}", [path], "", o)
 
 
 def open_hf(source: Any, o: Options, name: str = "", mark: str = "") -> Dataset:
@@ -209,8 +213,9 @@ def open_hf(source: Any, o: Options, name: str = "", mark: str = "") -> Dataset:
         if class_names := getattr(getattr(kind, "feature", kind), "names", None):
             values = (named(value, class_names) for value in table.values(column).tolist())
             table.arrays[column] = np.fromiter(values, object)
-    contents = content_of(file["filename"] for file in source.cache_files)
-    mark = mark or fingerprint(contents, source._fingerprint)
+    if not mark:
+        files = [file["filename"] for file in source.cache_files]
+        mark = fingerprint(content_of(files), source._fingerprint)
     return open_table(name, table, o, mark)
 
 
@@ -224,8 +229,13 @@ def open_array(values: Any, o: Options) -> Dataset:
     """
     array = as_array(values[:], "the array")
     if array.ndim < 3:
-        mark = fingerprint("array", str(array.shape), np.ascontiguousarray(array).tobytes())
-        return FeatureDataset(name="array", fingerprint=mark, matrix=array)
+        return FeatureDataset(
+            name="array",
+            fingerprint=fingerprint(
+                "array", str(array.shape), np.ascontiguousarray(array).tobytes()
+            ),
+            matrix=array,
+        )
     planes = array.ndim == 4 and array.shape[3] != 3 and array.shape[1] == 3
     pixels = array.transpose(0, 2, 3, 1) if planes else array
     if pixels.dtype != np.uint8 or pixels.shape[3:] not in ((), (3,)):
@@ -288,8 +298,7 @@ def open_items(source: Any, o: Options) -> Dataset:
         max_bad=o.max_bad,
         **attributes,
     )
-    sample = dataset.read(np.unique(np.linspace(0, len(paths) - 1, num=64).astype(np.int64)))
-    contents = [b"" if image is None else image.tobytes() for image in sample]
+    contents = [b"" if image is None else image.tobytes() for image in dataset.sample()]
     return replace(dataset, fingerprint=fingerprint("items", str(len(paths)), *contents))
 
 
@@ -361,8 +370,7 @@ def _opener(source: object) -> tuple[str, Callable[[Any, Options], Dataset], str
     if "datasets" in {kind.__module__.partition(".")[0] for kind in type(source).__mro__}:
         return "a Hugging Face data set", open_hf, _TABLE, source
     if hasattr(source, "__arrow_c_stream__") or isinstance(source, Mapping):
-        table = frame_table(source)
-        return "a table", partial(open_table, type(source).__name__), _TABLE, table
+        return "a table", partial(open_table, type(source).__name__), _TABLE, frame_table(source)
     first: Any = source[0] if isinstance(source, list) and source else None
     is_vector = isinstance(first, list) and not {*map(type, first)} - {int, float}
     if is_vector or getattr(first, "ndim", 0) == 1 or hasattr(source, "ndim"):

@@ -73,8 +73,14 @@ class Split:
     def save(self, path: str | Path) -> None:
         """Write as JSON, with the rows of each role in one text."""
         rows = {role: " ".join(map(str, getattr(self, role).tolist())) for role in _ROLES}
-        header = {"protocol": self.name, "seed": self.seed, "items": self.n, "hash": self.hash}
-        write_json(path, header | {"seen_classes": self.seen_classes} | rows)
+        header = {
+            "protocol": self.name,
+            "seed": self.seed,
+            "items": self.n,
+            "hash": self.hash,
+            "seen_classes": self.seen_classes,
+        }
+        write_json(path, header | rows)
 
 
 def load_split(path: str | Path) -> Split:
@@ -240,8 +246,14 @@ def make_split(
                 f"{visible.counts()[empty[0]]:,} items: label one, or leave the class out; number "
                 "classes 0, 1, 2, ... without gaps"
             )
-    masks = (training if protocol == "transfer" else ~query, database)
-    rows = (np.setdiff1d(np.flatnonzero(mask), chosen) for mask in masks)
+    unlabelled = training if protocol == "transfer" else ~query
     return Split(
-        len(labels), protocol, seed, np.flatnonzero(query), chosen, *rows, seen_classes=seen_classes
+        len(labels),
+        protocol,
+        seed,
+        query=np.flatnonzero(query),
+        labelled=chosen,
+        unlabelled=np.setdiff1d(np.flatnonzero(unlabelled), chosen),
+        database=np.setdiff1d(np.flatnonzero(database), chosen),
+        seen_classes=seen_classes,
     )

@@ -38,16 +38,15 @@ from .labels import WHOLE, Labels, Rows, labels_of, plain_text, row_numbers
 # Matrices -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class LazyArray:
-    """An array of known shape, which ``load`` returns when it is read."""
+    """An array of known shape, which ``load`` returns when it is first read."""
 
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    load: Callable[[], NDArray[Any]]
+    def __init__(self, shape: tuple[int, ...], dtype: Any, load: Callable[[], NDArray[Any]]):
+        self.shape, self.dtype = shape, np.dtype(dtype)
+        self._load = functools.cache(load)
 
     def __getitem__(self, rows: Any) -> NDArray[Any]:
-        return np.asarray(self.load()[rows])
+        return np.asarray(self._load()[rows])
 
 
 class JoinedMatrix:
@@ -87,14 +86,12 @@ _NPY_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header
 def npy_array(path: Path) -> Matrix:
     """Map the array in a ``.npy`` file."""
     with reading(path, "a .npy array without Python objects, which are not loaded"):
-        array: Matrix = npy.open_memmap(path, "r")
-    return array
+        return npy.open_memmap(path, "r")
 
 
 def npz_arrays(path: Path) -> dict[str, Matrix]:
     """Return the arrays of an ``.npz`` by name, each decompressed when it is first read."""
 
-    @functools.cache
     def load(name: str) -> NDArray[Any]:
         with reading(path, "an .npz archive without Python objects"), np.load(path) as members:
             return np.asarray(members[name])
@@ -278,10 +275,12 @@ class Table:
         self.kinds: dict[str, str] = {}
         if data is not None:
             self.data = _library("pyarrow.dataset", source).dataset([data])
-        for field in () if data is None else data.schema:
-            self.kinds[field.name] = next(
-                kind for kind, form in _KINDS.items() if re.match(form, str(field.type))
-            )
+            self.kinds = {
+                field.name: next(
+                    kind for kind, form in _KINDS.items() if re.match(form, str(field.type))
+                )
+                for field in data.schema
+            }
         for name, array in self.arrays.items():
             kind = "number" if array.dtype.kind in "iufb" else "text"
             self.kinds[name] = "list" if len(array.shape) > 1 else kind
@@ -320,8 +319,7 @@ class Table:
             return self.arrays[name] if name in self.arrays else self.values(name)
         first = next(self._batches(name, 1), None)
         shape = self.data.count_rows(), 0 if first is None else len(first[0].as_py() or ())
-        rows = functools.partial(self._rows, name, shape)
-        return LazyArray(shape, np.dtype(np.float32), functools.cache(rows))
+        return LazyArray(shape, np.float32, functools.partial(self._rows, name, shape))
 
     def _batches(self, name: str, size: int) -> Iterator[Any]:
         """Yield up to ``size`` rows of a column (a scanner of Arrow decodes whole row groups).
@@ -341,12 +339,11 @@ class Table:
 
     def _rows(self, name: str, shape: tuple[int, int]) -> NDArray[np.float32]:
         """Return a column of lists as an array. Raises DataError: a row of another width."""
-        length_of = _library("pyarrow.compute", self.source).list_value_length
         start = 0
         with tempfile.TemporaryFile() as file:
             out = np.memmap(file, np.float32, "w+", shape=shape)
         for lists in self._batches(name, 8192):
-            wrong = np.flatnonzero(np.asarray(length_of(lists).fill_null(0)) != shape[1])
+            wrong = np.flatnonzero(np.asarray(lists.value_lengths().fill_null(0)) != shape[1])
             if wrong.size:
                 raise DataError(
                     f"{self.source}: {name!r} has {shape[1]} numbers in row 0, but not in "
@@ -370,8 +367,8 @@ class Table:
             texts = [self.texts(name) for name in classes]
             if len(classes) > 1 and {*itertools.chain(*texts)} <= {*_YES, *_NO}:
                 return Labels.from_multihot(np.isin(np.column_stack(texts), _YES), classes)
-        values = self.values(self.column(label, "label_column"))
-        return labels_of(values, f"{self.source}: {label!r}")
+        column = self.column(label, "label_column")
+        return labels_of(self.values(column), f"{self.source}: {column!r}")
 
     def attributes(self, o: Options, images: str | None = None) -> dict[str, Any]:
         """Return labels, ids, texts and notes of the rows, as attributes of a data set.
@@ -409,8 +406,11 @@ class Table:
         used = {o.label_column, o.id_column, o.name_column, *o.keep, usual("labels", self.kinds)}
         unused = [n for n in self.kinds if n not in used and usual("items", [n]) is None]
         lists = [name for name in self.of_kind("list") if name in unused]
-        numbers = [name for name in self.of_kind("number") if name in unused]
-        prefixes = {name: re.sub(r"\d+$", "", name) for name in sorted(numbers, key=natural_order)}
+        prefixes = {
+            name: re.sub(r"\d+$", "", name)
+            for name in sorted(self.of_kind("number"), key=natural_order)
+            if name in unused
+        }
         numbered = [p for p, count in Counter(prefixes.values()).items() if count > 1]
         chosen = [name for name, prefix in prefixes.items() if not numbered or [prefix] == numbered]
         if o.vectors is not None:
@@ -428,18 +428,21 @@ class Table:
                 f"{', '.join((lists or list(self.kinds))[:20])}): name them with --read"
                 " vectors=NAME or a pattern, 'f*'"
             )
-        note = f"vectors are the {len(chosen):,} columns {chosen[0]!r} to {chosen[-1]!r}"
-        stack = functools.cache(lambda: np.column_stack([self.values(name) for name in chosen]))
         shape = len(self.values(chosen[0])), len(chosen)
-        return LazyArray(shape, np.dtype(np.float64), stack), note
+        matrix = LazyArray(
+            shape, np.float64, lambda: np.column_stack([self.values(name) for name in chosen])
+        )
+        return matrix, f"vectors are the {len(chosen):,} columns {chosen[0]!r} to {chosen[-1]!r}"
 
     def image_column(self, requested: str | None) -> str | None:
         """Return the column of images or of their paths, if any: the requested, or a usual one."""
         if requested is not None:
             return self.column(requested, "image_column")
-        paths = [name for name in self.of_kind("text") if usual("images", [name]) is not None]
-        is_path = {name: any(map(is_image_name, self.texts(name)[:100])) for name in paths}
-        images = self.of_kind("image") or [name for name in paths if is_path[name]]
+        images = self.of_kind("image") or [
+            name
+            for name in self.of_kind("text")
+            if usual("images", [name]) and any(map(is_image_name, self.texts(name)[:100]))
+        ]
         if len(images) > 1 and usual("images", images) is None:
             raise DataError(
                 f"{self.source} has several columns of images ({', '.join(images)})"
