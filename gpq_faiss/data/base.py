@@ -70,8 +70,7 @@ class Dataset(ABC):
 
     def row_of(self, id_: int) -> int:
         """Return the row of an id, of repeated ones the first; -1 if there is none."""
-        rows = np.flatnonzero(self.ids == id_)
-        return int(rows[0]) if rows.size else -1
+        return next(iter(np.flatnonzero(self.ids == id_).tolist()), -1)
 
     @functools.cached_property
     def _row_of_name(self) -> dict[str, int]:
@@ -82,9 +81,9 @@ class Dataset(ABC):
     def find(self, item: Item) -> int:
         """Return the row of an indexed item by its name; -1 if there is none, or another file."""
         row = self._row_of_name.get(item.name or "", -1)
-        contents = self.texts.get("content", as_texts(()))
-        is_same = row < 0 or not len(contents) or contents[row] == item.texts.get("content")
-        return row if is_same else -1
+        has_contents = row >= 0 and "content" in self.texts
+        is_other = has_contents and self.texts["content"][row] != item.texts.get("content")
+        return -1 if is_other else row
 
     def require_labels(self) -> Labels:
         """Return the labels. Raises DataError: no item has one."""

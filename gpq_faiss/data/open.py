@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +64,12 @@ def open_table(name: str, table: Table, o: Options, mark: str = "", folder: str 
     if image is None:
         attributes, (matrix, note) = table.attributes(o), table.vectors(o)
         attributes["notes"] += [note] * (len(table.kinds) > 1)
-        mark = mark or fingerprint("table", np.ascontiguousarray(matrix[:]).tobytes())
-        return FeatureDataset(name=name, fingerprint=mark, matrix=matrix, **attributes)
+        return FeatureDataset(
+            name=name,
+            fingerprint=mark or fingerprint("table", np.ascontiguousarray(matrix[:]).tobytes()),
+            matrix=matrix,
+            **attributes,
+        )
     if table.kinds[image] != "image":
         listed = table.texts(image).tolist()
         folder = folder if o.root is None else os.path.expanduser(o.root)
@@ -142,9 +145,11 @@ def open_list(path: str, o: Options) -> Dataset:
         labels = np.array([numbers.split() for _, numbers in lines], np.int64)
     images = np.array([name for name, _ in lines], np.str_)
     label: Any = labels[:, 0].astype(np.str_) if labels.shape[1:] == (1,) else labels
-    table = Table(str(file), {"image": images} | ({"label": label} if label.size else {}))
     return open_table(
-        f"list:{path}", table, replace(o, image_column="image"), folder=str(file.parent)
+        f"list:{path}",
+        Table(str(file), {"image": images} | ({"label": label} if label.size else {})),
+        replace(o, image_column="image"),
+        folder=str(file.parent),
     )
 
 
@@ -153,8 +158,11 @@ def open_list(path: str, o: Options) -> Dataset:
 
 def _by_datasets(name: str, load: Callable[[Any], Any]) -> Any:
     """Return what ``load`` gets from the library ``datasets``. Raises DataError: it fails."""
-    remedy = f"reading {name} needs the package datasets: pip install 'gpq-faiss[train]'"
-    datasets = optional("datasets", remedy, DataError)
+    datasets = optional(
+        "datasets",
+        f"reading {name} needs the package datasets: pip install 'gpq-faiss[train]'",
+        DataError,
+    )
     datasets.disable_progress_bars()
     try:
         return load(datasets)
@@ -166,14 +174,16 @@ def _by_datasets(name: str, load: Callable[[Any], Any]) -> Any:
 
 def _open_by_datasets(form: str, name: str, files: list[str], mark: str, o: Options) -> Dataset:
     """Open files of images, which ``datasets`` copies to the cache folder as Arrow."""
-    load = methodcaller(
-        "load_dataset",
-        form,
-        data_files={"train": files},
-        split="train",
-        cache_dir=str(cache_folder() / "datasets"),
+    rows = _by_datasets(
+        name,
+        lambda datasets: datasets.load_dataset(
+            form,
+            data_files={"train": files},
+            split="train",
+            cache_dir=str(cache_folder() / "datasets"),
+        ),
     )
-    return open_hf(_by_datasets(name, load), o, name, mark)
+    return open_hf(rows, o, name, mark)
 
 
 def open_webdataset(path: str, o: Options) -> Dataset:
@@ -194,12 +204,13 @@ def open_hf(source: Any, o: Options, name: str = "", mark: str = "") -> Dataset:
     that ``save_to_disk`` wrote: all splits, test splits last."""
     name = name or f"hf:{source if isinstance(source, str) else type(source).__name__}"
     if isinstance(source, str):
-        source = _by_datasets(name, methodcaller("load_from_disk", os.path.expanduser(source)))
+        folder = os.path.expanduser(source)
+        source = _by_datasets(name, lambda datasets: datasets.load_from_disk(folder))
     if isinstance(source, dict):
         parts = [
             source[split] for split in sorted(source, key=lambda split: (split == "test", split))
         ]
-        source = _by_datasets(name, lambda library: library.concatenate_datasets(parts))
+        source = _by_datasets(name, lambda datasets: datasets.concatenate_datasets(parts))
     if not hasattr(source, "data"):
         raise DataError(f"{name} cannot be read by position: give a Dataset")
     data = source.data.table if source._indices is None else source.with_format("arrow")[:]
@@ -211,11 +222,11 @@ def open_hf(source: Any, o: Options, name: str = "", mark: str = "") -> Dataset:
     table = Table(name, {}, data)
     for column, kind in source.features.items():
         if class_names := getattr(getattr(kind, "feature", kind), "names", None):
-            values = (named(value, class_names) for value in table.values(column).tolist())
-            table.arrays[column] = np.fromiter(values, object)
-    if not mark:
-        files = [file["filename"] for file in source.cache_files]
-        mark = fingerprint(content_of(files), source._fingerprint)
+            numbers = table.values(column).tolist()
+            table.arrays[column] = np.fromiter((named(n, class_names) for n in numbers), object)
+    mark = mark or fingerprint(
+        content_of(file["filename"] for file in source.cache_files), source._fingerprint
+    )
     return open_table(name, table, o, mark)
 
 
@@ -284,12 +295,16 @@ def open_items(source: Any, o: Options) -> Dataset:
     if o.with_labels:
         targets, classes = _targets(source)
         targets = [item(i)[1] for i in range(len(paths))] if targets is None else targets
-        labels = Labels.from_ids(targets, classes) if classes else labels_of(targets, "labels")
-        attributes = {"labels": labels, "label_source": (name, "in its items")}
+        attributes = {
+            "labels": Labels.from_ids(targets, classes)
+            if classes
+            else labels_of(targets, "labels"),
+            "label_source": (name, "in its items"),
+        }
     first = item(0)[0]
     if not isinstance(first, ENCODED) and np.ndim(without_gradient(first)) == 1:
-        vectors = open_array([item(i)[0] for i in range(len(paths))], o)
-        return replace(vectors, name=name, **attributes)
+        vectors = [item(i)[0] for i in range(len(paths))]
+        return replace(open_array(vectors, o), name=name, **attributes)
     dataset = ImageDataset(
         name=name,
         fingerprint="",
@@ -482,9 +497,11 @@ def _with_labels(dataset: Dataset, labels: Any, o: Options) -> Dataset:
         labels = frame_table(labels)
     elif hasattr(labels, "items"):  # a dict, or a Series of pandas
         is_ordered = hasattr(labels, "index") and labels.index.tolist() == [*range(len(dataset))]
-        columns = [np.fromiter((pair[i] for pair in labels.items()), object) for i in (0, 1)]
-        table = Table("labels", dict(zip(("id", "label"), columns, strict=True)))
-        labels, o = labels.tolist() if is_ordered else table, Options()
+        columns = {
+            name: np.fromiter((pair[i] for pair in labels.items()), object)
+            for i, name in enumerate(("id", "label"))
+        }
+        labels, o = labels.tolist() if is_ordered else Table("labels", columns), Options()
     if isinstance(labels, Table):
         dataset, attached, method = _matched(dataset, labels, o, source)
     elif o.label_column or o.id_column:
@@ -500,8 +517,7 @@ def _read_labels(files: Sequence[Path]) -> Any:
     In a text of one per line, a first line with a usual name, or of text above numbers, is a
     header.
     """
-    form = file_form(files[0])
-    if form not in ("text", "csv"):
+    if file_form(files[0]) not in ("text", "csv"):
         return open_tables(files)
     text = read_text(files[0], "labels").removesuffix("\n")
     first, *following = lines = [line.strip() for line in text.split("\n")]

@@ -72,24 +72,28 @@ class Split:
 
     def save(self, path: str | Path) -> None:
         """Write as JSON, with the rows of each role in one text."""
-        rows = {role: " ".join(map(str, getattr(self, role).tolist())) for role in _ROLES}
-        header = {
+        value = {
             "protocol": self.name,
             "seed": self.seed,
             "items": self.n,
             "hash": self.hash,
             "seen_classes": self.seen_classes,
+            **{role: " ".join(map(str, getattr(self, role).tolist())) for role in _ROLES},
         }
-        write_json(path, header | rows)
+        write_json(path, value)
 
 
 def load_split(path: str | Path) -> Split:
     """Read a file written by :meth:`Split.save`. Raises DataError: it is damaged."""
     value = read_json(path, "a split")
     with reading(Path(path), "a split"):
-        rows = [np.array(value[role].split(), np.int64) for role in _ROLES]
-        classes = value["seen_classes"] and tuple(value["seen_classes"])
-        return Split(value["items"], value["protocol"], value["seed"], *rows, seen_classes=classes)
+        return Split(
+            value["items"],
+            value["protocol"],
+            value["seed"],
+            **{role: np.array(value[role].split(), np.int64) for role in _ROLES},
+            seen_classes=value["seen_classes"] and tuple(value["seen_classes"]),
+        )
 
 
 # Choice of items ----------------------------------------------------------------------------------
@@ -236,9 +240,11 @@ def make_split(
                 f"{len(labels):,} items of {labels.n_classes:,} classes are too few for queries"
                 f" of protocol {protocol}: take protocol none"
             )
-        chosen = np.flatnonzero(training)
-        if spec != "all":
-            chosen = _choose(visible, training, spec, seed, _LABELLED, ids)
+        chosen = (
+            np.flatnonzero(training)
+            if spec == "all"
+            else _choose(visible, training, spec, seed, _LABELLED, ids)
+        )
         empty = np.flatnonzero(visible.take(chosen).counts() == 0)
         if empty.size:
             raise DataError(

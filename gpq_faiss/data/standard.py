@@ -142,14 +142,16 @@ def open_folder(path: str, o: Options) -> ImageDataset:
             f"{name} contains no images ({'; '.join(notes) or 'it is empty'})"
             f": images end in {', '.join(sorted(IMAGE_SUFFIXES))}, vectors need features:PATH"
         )
-    classes = classes_of(images)
-    late = ["test" in map(_split_of, file.split("/")[:-1]) for file in images]
-    order = sorted(zip(late, [not c for c in classes], classes, images, strict=True))
+    is_test = {file: "test" in map(_split_of, file.split("/")[:-1]) for file in images}
+    order = sorted(  # test folders last, in each part the unlabelled ones
+        zip(classes_of(images), images, strict=True),
+        key=lambda item: (is_test[item[1]], not item[0], item),
+    )
     return image_files(
         name,
-        [str(root / file) for *_, file in order],
-        [composed(file) for *_, file in order],
-        labels=Labels.from_names([(c,) if c else () for _, _, c, _ in order]),
+        [str(root / file) for _, file in order],
+        [composed(file) for _, file in order],
+        labels=Labels.from_names([(label,) if label else () for label, _ in order]),
         label_source=(root.name, "by their folders"),
         notes=notes,
         max_bad=o.max_bad,
@@ -161,8 +163,9 @@ def open_folder(path: str, o: Options) -> ImageDataset:
 
 def open_digits(_: None, o: Options) -> ImageDataset:
     """Open 1,797 images of 8 x 8 grey pixels in ten classes (UCI Optical Recognition of Digits)."""
-    remedy = "digits are inside scikit-learn: pip install 'gpq-faiss[train]'"
-    x, classes = optional("sklearn.datasets", remedy).load_digits(return_X_y=True)
+    x, classes = optional(
+        "sklearn.datasets", "digits are inside scikit-learn: pip install 'gpq-faiss[train]'"
+    ).load_digits(return_X_y=True)
     pixels = np.rint(x.reshape(-1, 8, 8) * (255.0 / 16.0)).astype(np.uint8)
     return images_in_memory(
         "digits", pixels, labels=Labels.from_ids(classes, tuple("0123456789")), mirrors=False
@@ -190,9 +193,13 @@ def open_published(root: str | None, o: Options, *, name: str) -> ImageDataset:
             f"{name} is not available, or damaged ({one_line(error)})"
             f": put {files[name]} in {folder}, or name its folder ({name}:FOLDER)"
         ) from None
-    classes = np.concatenate([np.asarray(subset.targets) for subset in parts])
-    pixels = np.concatenate([np.asarray(subset.data) for subset in parts])
-    return images_in_memory(name, pixels, labels=Labels.from_ids(classes, parts[0].classes))
+    return images_in_memory(
+        name,
+        np.concatenate([subset.data for subset in parts]),
+        labels=Labels.from_ids(
+            np.concatenate([subset.targets for subset in parts]), parts[0].classes
+        ),
+    )
 
 
 def open_nuswide(root: str, o: Options) -> ImageDataset:

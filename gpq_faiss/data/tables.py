@@ -12,7 +12,6 @@ import fnmatch
 import functools
 import glob
 import io
-import itertools
 import os
 import re
 import tempfile
@@ -182,8 +181,9 @@ _ZIPS = {
 
 def natural_order(name: str) -> list[tuple[int, str]]:
     """Return a key for sorting by the numbers in names: 2 before 10."""
-    words = re.split(r"(\d+)", name)
-    return [(int(word), "") if word.isdecimal() else (-1, word) for word in words]
+    return [
+        (int(word), "") if word.isdecimal() else (-1, word) for word in re.split(r"(\d+)", name)
+    ]
 
 
 def files_of(path: str | os.PathLike[str]) -> list[Path]:
@@ -256,8 +256,9 @@ _KINDS = {
 
 def _library(module: str, source: object) -> Any:
     """Import pyarrow, pandas or a module of them. Raises DataError: it is not installed."""
-    remedy = f"reading {source} needs {module}: pip install 'gpq-faiss[train]'"
-    return optional(module, remedy, DataError)
+    return optional(
+        module, f"reading {source} needs {module}: pip install 'gpq-faiss[train]'", DataError
+    )
 
 
 class Table:
@@ -365,10 +366,10 @@ class Table:
         if label in (None, "y") and o.label_column is None:
             classes = [name for name in self.kinds if name not in (items, o.id_column)]
             texts = [self.texts(name) for name in classes]
-            if len(classes) > 1 and {*itertools.chain(*texts)} <= {*_YES, *_NO}:
+            if len(classes) > 1 and set().union(*texts) <= {*_YES, *_NO}:
                 return Labels.from_multihot(np.isin(np.column_stack(texts), _YES), classes)
-        column = self.column(label, "label_column")
-        return labels_of(self.values(column), f"{self.source}: {column!r}")
+        values = self.values(self.column(label, "label_column"))
+        return labels_of(values, f"{self.source}: {label!r}")
 
     def attributes(self, o: Options, images: str | None = None) -> dict[str, Any]:
         """Return labels, ids, texts and notes of the rows, as attributes of a data set.
@@ -379,8 +380,10 @@ class Table:
         ids, names, notes = o.id_column or usual("ids", self.kinds), o.name_column, list[str]()
         attributes: dict[str, Any] = {"notes": notes}
         if label is not None:
-            attributes["labels"] = self.labels(replace(o, label_column=label))
-            attributes["label_source"] = Path(self.source).name, f"in column {label!r}"
+            attributes |= {
+                "labels": self.labels(replace(o, label_column=label)),
+                "label_source": (Path(self.source).name, f"in column {label!r}"),
+            }
         if ids is not None:
             values = self.values(self.column(ids, "ids"))
             is_text = o.id_column is None and self.kinds[ids] == "text"
@@ -415,8 +418,11 @@ class Table:
         chosen = [name for name, prefix in prefixes.items() if not numbered or [prefix] == numbered]
         if o.vectors is not None:
             patterns = o.vectors.split(",") if isinstance(o.vectors, str) else o.vectors
-            matches = [fnmatch.filter(self.kinds, name) or [name] for name in patterns]
-            chosen = [self.column(name, "vectors") for names in matches for name in names]
+            chosen = [
+                self.column(name, "vectors")
+                for pattern in patterns
+                for name in fnmatch.filter(self.kinds, pattern) or [pattern]
+            ]
         elif lists:
             chosen = [name] if (name := usual("vectors", lists)) else lists
         if len(chosen) == 1:
