@@ -86,11 +86,12 @@ def open_table(name: str, table: Table, o: Options, mark: str = "", folder: str 
         value = table.rows[image][i].as_py() or {}
         return value if isinstance(value, bytes) else value.get("bytes") or value.get("path") or b""
 
-    names = attributes["texts"].get("name", range(len(table.rows)))
     return ImageDataset(
         name=name,
         fingerprint=mark,
-        paths=[f"{name}!{text}" for text in names],
+        paths=[
+            f"{name}!{text}" for text in attributes["texts"].get("name", range(len(table.rows)))
+        ],
         fetch=fetch,
         max_bad=o.max_bad,
         **attributes,
@@ -204,8 +205,9 @@ def open_hf(source: Any, o: Options, name: str = "", mark: str = "") -> Dataset:
     that ``save_to_disk`` wrote: all splits, test splits last."""
     name = name or f"hf:{source if isinstance(source, str) else type(source).__name__}"
     if isinstance(source, str):
-        folder = os.path.expanduser(source)
-        source = _by_datasets(name, lambda datasets: datasets.load_from_disk(folder))
+        source = _by_datasets(
+            name, lambda datasets: datasets.load_from_disk(os.path.expanduser(source))
+        )
     if isinstance(source, dict):
         parts = [
             source[split] for split in sorted(source, key=lambda split: (split == "test", split))
@@ -432,8 +434,11 @@ def open_data(
     keep = read.get("keep") or ()
     options = Options(**read | {"keep": keep.split(",") if isinstance(keep, str) else keep})
     # A column of labels or ids that is named belongs to the labels beside the data, if any.
-    beside: dict[str, Any] = {"label_column": None, "id_column": None, "with_labels": False}
-    columns = beside if "label" in attached else {}
+    columns: dict[str, Any] = (
+        {"label_column": None, "id_column": None, "with_labels": False}
+        if "label" in attached
+        else {}
+    )
     for name, value in list(attached.items()) if takes == _TABLE else ():
         if isinstance(value, str) and not os.path.splitext(value)[1] and not os.path.exists(value):
             columns[f"{name}_column"] = attached.pop(name)
@@ -456,8 +461,10 @@ def _completed(dataset: Dataset) -> Dataset:
     labels = dataset.labels if dataset.labels is not None and dataset.labels.has().any() else None
     texts = [f"{name}\0" + "\0".join(dataset.texts[name]) for name in sorted(dataset.texts)]
     marks: list[bytes | str] = [labels.packed.tobytes(), *labels.class_names] if labels else []
-    notes = label_notes(labels, dataset.label_source) if labels else ["no labels"]
-    notes += dataset.notes
+    notes = [
+        *(label_notes(labels, dataset.label_source) if labels else ["no labels"]),
+        *dataset.notes,
+    ]
     for note in notes:
         log.info("%s: %s", dataset.name, note)
     mark = fingerprint(dataset.fingerprint, dataset.ids.tobytes(), *marks, *texts)
@@ -485,8 +492,7 @@ def _with_labels(dataset: Dataset, labels: Any, o: Options) -> Dataset:
         DataError: labels that match no item, are of another number, or cannot be read.
     """
     source, method = "labels", "in their order"
-    is_list = isinstance(labels, list) and {*map(type, labels)} == {tuple}
-    if is_list and {*map(len, labels)} == {2}:
+    if isinstance(labels, list) and {*map(type, labels)} == {tuple} and {*map(len, labels)} == {2}:
         keys = {_key(key) for key, _ in labels}
         items = {*map(str, dataset.ids.tolist()), *dataset.texts.get("name", ())}
         labels = dict(labels) if len(keys & items) == len(labels) else labels
@@ -520,7 +526,7 @@ def _read_labels(files: Sequence[Path]) -> Any:
     if file_form(files[0]) not in ("text", "csv"):
         return open_tables(files)
     text = read_text(files[0], "labels").removesuffix("\n")
-    first, *following = lines = [line.strip() for line in text.split("\n")]
+    first, *following = lines = list(map(str.strip, text.split("\n")))
     if re.search("[,;\t]", first) and not all(map(ROW.fullmatch, lines)):
         return open_tables(files)
     is_name = usual("labels", [first]) is not None and first not in following

@@ -72,15 +72,17 @@ class Split:
 
     def save(self, path: str | Path) -> None:
         """Write as JSON, with the rows of each role in one text."""
-        value = {
-            "protocol": self.name,
-            "seed": self.seed,
-            "items": self.n,
-            "hash": self.hash,
-            "seen_classes": self.seen_classes,
-            **{role: " ".join(map(str, getattr(self, role).tolist())) for role in _ROLES},
-        }
-        write_json(path, value)
+        write_json(
+            path,
+            {
+                "protocol": self.name,
+                "seed": self.seed,
+                "items": self.n,
+                "hash": self.hash,
+                "seen_classes": self.seen_classes,
+                **{role: " ".join(map(str, getattr(self, role).tolist())) for role in _ROLES},
+            },
+        )
 
 
 def load_split(path: str | Path) -> Split:

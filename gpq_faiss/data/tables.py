@@ -91,17 +91,18 @@ def npy_array(path: Path) -> Matrix:
 def npz_arrays(path: Path) -> dict[str, Matrix]:
     """Return the arrays of an ``.npz`` by name, each decompressed when it is first read."""
 
-    def load(name: str) -> NDArray[Any]:
-        with reading(path, "an .npz archive without Python objects"), np.load(path) as members:
-            return np.asarray(members[name])
+    def load(member: str) -> NDArray[Any]:
+        with reading(path, "an .npz archive without Python objects"), np.load(path) as archive:
+            return np.asarray(archive[member])
 
     arrays: dict[str, Matrix] = {}
     with zipfile.ZipFile(path) as archive:
         for member in archive.namelist():
             with archive.open(member) as file:
                 shape, _, dtype = _NPY_HEADERS[npy.read_magic(file)](file)
-            name = member.removesuffix(".npy")
-            arrays[name] = LazyArray(shape, dtype, functools.partial(load, name))
+            arrays[member.removesuffix(".npy")] = LazyArray(
+                shape, dtype, functools.partial(load, member)
+            )
     return arrays
 
 
@@ -208,8 +209,10 @@ def file_form(path: Path) -> str:
     with reading(path, "a file of data"), path.open("rb") as file:
         head = file.read(512)
     ending = path.suffix.lower()
-    matches = (form for start, form in _MAGIC.items() if head.startswith(start))
-    form, remedy = next(matches, (ENDINGS.get(ending, "text"), ""))
+    form, remedy = next(
+        (form for start, form in _MAGIC.items() if head.startswith(start)),
+        (ENDINGS.get(ending, "text"), ""),
+    )
     if form == "a zip archive":
         form, remedy = _ZIPS.get(ending, (form, remedy))
     if form == "text" and (b"\0" in head or ending in _UNREAD):
@@ -368,8 +371,8 @@ class Table:
             texts = [self.texts(name) for name in classes]
             if len(classes) > 1 and set().union(*texts) <= {*_YES, *_NO}:
                 return Labels.from_multihot(np.isin(np.column_stack(texts), _YES), classes)
-        values = self.values(self.column(label, "label_column"))
-        return labels_of(values, f"{self.source}: {label!r}")
+        label = self.column(label, "label_column")
+        return labels_of(self.values(label), f"{self.source}: {label!r}")
 
     def attributes(self, o: Options, images: str | None = None) -> dict[str, Any]:
         """Return labels, ids, texts and notes of the rows, as attributes of a data set.
@@ -395,8 +398,9 @@ class Table:
         unused = [name for name in self.of_kind("text", "number") if name not in (ids, label)]
         names = names or images or usual("names", unused)
         columns = {name: name for name in o.keep} | ({"name": names} if names else {})
-        texts = {text: self.texts(self.column(name, "keep")) for text, name in columns.items()}
-        return attributes | {"texts": texts}
+        return attributes | {
+            "texts": {text: self.texts(self.column(name, "keep")) for text, name in columns.items()}
+        }
 
     def vectors(self, o: Options) -> tuple[Matrix, str]:
         """Return the vectors, and a note on their columns.
@@ -502,15 +506,18 @@ def open_tables(paths: Sequence[Path]) -> Table:
 
 
 def _hdf5(path: Path) -> dict[str, Matrix]:
-    columns: dict[str, Matrix] = {}
+    """Return the arrays of numbers and of texts of an HDF5 file; others are left out."""
     with open_hdf5(path) as h5:
-        for name, node in h5.items():
-            kind = node.dtype.kind if getattr(node, "shape", ()) else "V"
-            if kind in "OS":
-                columns[name] = np.array(node.asstr(errors="replace")[:], dtype=np.str_)
-            elif kind in "iufb":
-                columns[name] = Hdf5Array(path, name)
-    return columns
+        arrays = {name: node for name, node in h5.items() if getattr(node, "shape", ())}
+        return {
+            name: (
+                Hdf5Array(path, name)
+                if node.dtype.kind in "iufb"
+                else np.array(node.asstr(errors="replace")[:], dtype=np.str_)
+            )
+            for name, node in arrays.items()
+            if node.dtype.kind in "iufbOS"
+        }
 
 
 def _csv(path: Path) -> Any:
