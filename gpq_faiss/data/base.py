@@ -70,8 +70,7 @@ class Dataset(ABC):
 
     def row_of(self, id_: int) -> int:
         """Return the row of an id, of repeated ones the first; -1 if there is none."""
-        rows = np.flatnonzero(self.ids == id_)
-        return int(rows[0]) if rows.size else -1
+        return next(iter(np.flatnonzero(self.ids == id_).tolist()), -1)
 
     @functools.cached_property
     def _row_of_name(self) -> dict[str, int]:
@@ -82,9 +81,9 @@ class Dataset(ABC):
     def find(self, item: Item) -> int:
         """Return the row of an indexed item by its name; -1 if there is none, or another file."""
         row = self._row_of_name.get(item.name or "", -1)
-        contents = self.texts.get("content", as_texts(()))
-        is_same = row < 0 or not len(contents) or contents[row] == item.texts.get("content")
-        return row if is_same else -1
+        has_contents = row >= 0 and "content" in self.texts
+        is_other = has_contents and self.texts["content"][row] != item.texts.get("content")
+        return -1 if is_other else row
 
     def require_labels(self) -> Labels:
         """Return the labels. Raises DataError: no item has one."""
@@ -178,9 +177,12 @@ class ImageDataset(Dataset):
     @functools.cached_property
     def native_size(self) -> int | None:
         """Side in pixels if 64 evenly spaced images are squares of one size, else None."""
-        sample = self.read(np.unique(np.linspace(0, len(self) - 1, num=64).astype(np.int64)))
-        sides = {side for image in sample if image is not None for side in image.shape[:2]}
+        sides = {side for image in self.sample() if image is not None for side in image.shape[:2]}
         return sides.pop() if len(sides) == 1 else None
+
+    def sample(self) -> list[NDArray[np.uint8] | None]:
+        """Return 64 evenly spaced images, or all if there are fewer, as :meth:`read` does."""
+        return self.read(np.unique(np.linspace(0, len(self) - 1, num=64).astype(np.int64)))
 
     def read(self, rows: Rows) -> list[NDArray[np.uint8] | None]:
         """Return images [H, W, 3]; None for broken or missing ones, which :attr:`bad` counts."""
@@ -197,7 +199,12 @@ class ImageDataset(Dataset):
 
 
 def image_files(
-    name: str, paths: Sequence[str], names: Sequence[str], **attributes: Any
+    name: str,
+    paths: Sequence[str],
+    names: Sequence[str],
+    *,
+    texts: dict[str, Texts] | None = None,
+    **attributes: Any,
 ) -> ImageDataset:
     """Make a data set of image files; missing ones are counted at once.
 
@@ -205,11 +212,13 @@ def image_files(
     elsewhere has the same.
     """
     contents = [content_of([path], 16 << 10)[:16] for path in paths]
-    mark = fingerprint("images", *names, *contents)
-    columns = {"name": as_texts(names), "content": as_texts(contents)}
-    attributes["texts"] = columns | attributes.get("texts", {})
     dataset = ImageDataset(
-        name=name, fingerprint=mark, paths=paths, fetch=paths.__getitem__, **attributes
+        name=name,
+        fingerprint=fingerprint("images", *names, *contents),
+        paths=paths,
+        fetch=paths.__getitem__,
+        texts={"name": as_texts(names), "content": as_texts(contents)} | (texts or {}),
+        **attributes,
     )
     for i in [i for i, path in enumerate(paths) if not os.path.isfile(path)]:
         dataset.add_bad(i, shown(paths[i]), "not found")
@@ -218,8 +227,12 @@ def image_files(
 
 def images_in_memory(name: str, pixels: NDArray[np.uint8], **attributes: Any) -> ImageDataset:
     """Make a data set of images uint8 [N, H, W, 3] or, if grey, [N, H, W]."""
-    mark = fingerprint("pixels", str(pixels.shape), np.ascontiguousarray(pixels).tobytes())
-    paths = [f"item {i}" for i in range(len(pixels))]
     return ImageDataset(
-        name=name, fingerprint=mark, paths=paths, fetch=pixels.__getitem__, **attributes
+        name=name,
+        fingerprint=fingerprint(
+            "pixels", str(pixels.shape), np.ascontiguousarray(pixels).tobytes()
+        ),
+        paths=[f"item {i}" for i in range(len(pixels))],
+        fetch=pixels.__getitem__,
+        **attributes,
     )

@@ -17,8 +17,6 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from ..codes import checks
 from ..errors import DataError, one_line
 
-MAX_PIXELS = 64 * 1024 * 1024
-"""Maximum pixels of an image, checked by its header before decoding."""
 IMAGE_SUFFIXES = frozenset(
     [
         ".jpg",
@@ -63,7 +61,7 @@ def decode_image(
     source: bytes | bytearray | str | os.PathLike[str] | Image.Image,
     *,
     name: str | None = None,
-    max_pixels: int = MAX_PIXELS,
+    max_pixels: int = 64 * 1024 * 1024,
 ) -> NDArray[np.uint8]:
     """Decode an image (encoded bytes, a file, or opened by Pillow) to upright RGB, uint8 [H, W, 3],
     H and W at least 2.

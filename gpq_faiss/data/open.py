@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import itemgetter, methodcaller
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +67,12 @@ def open_table(name: str, table: Table, o: Options, mark: str = "", folder: str 
     if image is None:
         attributes, (matrix, note) = table.attributes(o), table.vectors(o)
         attributes["notes"] += [note] * (len(table.kinds) > 1)
-        mark = mark or fingerprint("table", np.ascontiguousarray(matrix[:]).tobytes())
-        return FeatureDataset(name=name, fingerprint=mark, matrix=matrix, **attributes)
+        return FeatureDataset(
+            name=name,
+            fingerprint=mark or fingerprint("table", np.ascontiguousarray(matrix[:]).tobytes()),
+            matrix=matrix,
+            **attributes,
+        )
     if table.kinds[image] != "image":
         listed = table.texts(image).tolist()
         folder = folder if o.root is None else os.path.expanduser(o.root)
@@ -85,13 +89,14 @@ def open_table(name: str, table: Table, o: Options, mark: str = "", folder: str 
         value = table.rows[image][i].as_py() or {}
         return value if isinstance(value, bytes) else value.get("bytes") or value.get("path") or b""
 
-    names = attributes["texts"].get("name", range(len(table.rows)))
     if "name" in attributes["texts"]:
         attributes["texts"]["content"] = as_texts(table.contents(image))
     return ImageDataset(
         name=name,
         fingerprint=mark,
-        paths=[f"{name}!{text}" for text in names],
+        paths=[
+            f"{name}!{text}" for text in attributes["texts"].get("name", range(len(table.rows)))
+        ],
         fetch=fetch,
         max_bad=o.max_bad,
         **attributes,
@@ -140,15 +145,17 @@ def open_list(path: str, o: Options) -> Dataset:
     """Open a text with lines of a path and 0/1 labels, one class number (-1 is unlabelled), or
     nothing."""
     file = files_of(path)[0]
-    pattern = re.compile(r"^[ \t]*(\S.*?)((?:[ \t]+-?\d+)*)[ \t]*$", re.MULTILINE)
-    lines = pattern.findall(read_text(file, "a list of images"))
+    text = read_text(file, "a list of images")
+    lines = re.findall(r"^[ \t]*(\S.*?)((?:[ \t]+-?\d+)*)[ \t]*$", text, re.MULTILINE)
     with reading(file, "a list of paths, each with 0 or 1 for every class, or one class number"):
         labels = np.array([numbers.split() for _, numbers in lines], np.int64)
     images = np.array([name for name, _ in lines], np.str_)
     label: Any = labels[:, 0].astype(np.str_) if labels.shape[1:] == (1,) else labels
-    table = Table(str(file), {"image": images} | ({"label": label} if label.size else {}))
     return open_table(
-        f"list:{path}", table, replace(o, image_column="image"), folder=str(file.parent)
+        f"list:{path}",
+        Table(str(file), {"image": images} | ({"label": label} if label.size else {})),
+        replace(o, image_column="image"),
+        folder=str(file.parent),
     )
 
 
@@ -157,8 +164,11 @@ def open_list(path: str, o: Options) -> Dataset:
 
 def _by_datasets(name: str, load: Callable[[Any], Any]) -> Any:
     """Return what ``load`` gets from the library ``datasets``. Raises DataError: it fails."""
-    remedy = f"reading {name} needs the package datasets: pip install 'gpq-faiss[train]'"
-    datasets = optional("datasets", remedy, DataError)
+    datasets = optional(
+        "datasets",
+        f"reading {name} needs the package datasets: pip install 'gpq-faiss[train]'",
+        DataError,
+    )
     datasets.disable_progress_bars()
     try:
         return load(datasets)
@@ -170,9 +180,15 @@ def _by_datasets(name: str, load: Callable[[Any], Any]) -> Any:
 
 def _open_by_datasets(form: str, name: str, files: list[str], mark: str, o: Options) -> Dataset:
     """Open files of images, which ``datasets`` copies to the cache folder as Arrow."""
-    folder = str(cache_folder() / "datasets")
-    options = {"data_files": {"train": files}, "split": "train", "cache_dir": folder}
-    rows = _by_datasets(name, methodcaller("load_dataset", form, **options))
+    rows = _by_datasets(
+        name,
+        lambda datasets: datasets.load_dataset(
+            form,
+            data_files={"train": files},
+            split="train",
+            cache_dir=str(cache_folder() / "datasets"),
+        ),
+    )
     return open_hf(rows, o, name, mark)
 
 
@@ -181,12 +197,12 @@ def open_webdataset(path: str, o: Options) -> Dataset:
 
     Names are the keys. Labels are in ``.cls`` or a field of ``.json``; captions are no labels.
     """
-    is_remote = "://" in path
-    files = [path] if is_remote else list(map(str, files_of(path)))
-    mark = "" if is_remote else content_of(files)  # of remote ones, that of their copy
-    # A URL may hold a password and a token.
-    name = re.sub(r"(?<=://)[^/?#]*@|[?#].*", "", path) if is_remote else path
-    return _open_by_datasets("webdataset", f"webdataset:{name}", files, mark, o)
+    if "://" not in path:
+        files = list(map(str, files_of(path)))
+        return _open_by_datasets("webdataset", f"webdataset:{path}", files, content_of(files), o)
+    public = re.sub(r"(?<=://)[^/?#]*@|[?#].*", "", path)  # a URL may hold a password and a token
+    # The fingerprint is that of the copy.
+    return _open_by_datasets("webdataset", f"webdataset:{public}", [path], "", o)
 
 
 def open_hf(source: Any, o: Options, name: str = "", mark: str = "") -> Dataset:
@@ -194,12 +210,14 @@ def open_hf(source: Any, o: Options, name: str = "", mark: str = "") -> Dataset:
     that ``save_to_disk`` wrote: all splits, test splits last."""
     name = name or f"hf:{source if isinstance(source, str) else type(source).__name__}"
     if isinstance(source, str):
-        source = _by_datasets(name, methodcaller("load_from_disk", os.path.expanduser(source)))
+        source = _by_datasets(
+            name, lambda datasets: datasets.load_from_disk(os.path.expanduser(source))
+        )
     if isinstance(source, dict):
         parts = [
             source[split] for split in sorted(source, key=lambda split: (split == "test", split))
         ]
-        source = _by_datasets(name, lambda library: library.concatenate_datasets(parts))
+        source = _by_datasets(name, lambda datasets: datasets.concatenate_datasets(parts))
     if not hasattr(source, "data"):
         raise DataError(f"{name} cannot be read by position: give a Dataset")
     data = source.data.table if source._indices is None else source.with_format("arrow")[:]
@@ -211,10 +229,11 @@ def open_hf(source: Any, o: Options, name: str = "", mark: str = "") -> Dataset:
     table = Table(name, {}, data)
     for column, kind in source.features.items():
         if class_names := getattr(getattr(kind, "feature", kind), "names", None):
-            values = (named(value, class_names) for value in table.values(column).tolist())
-            table.arrays[column] = np.fromiter(values, object)
-    contents = content_of(file["filename"] for file in source.cache_files)
-    mark = mark or fingerprint(contents, source._fingerprint)
+            numbers = table.values(column).tolist()
+            table.arrays[column] = np.fromiter((named(n, class_names) for n in numbers), object)
+    mark = mark or fingerprint(
+        content_of(file["filename"] for file in source.cache_files), source._fingerprint
+    )
     return open_table(name, table, o, mark)
 
 
@@ -228,8 +247,13 @@ def open_array(values: Any, o: Options) -> Dataset:
     """
     array = as_array(values[:], "the array")
     if array.ndim < 3:
-        mark = fingerprint("array", str(array.shape), np.ascontiguousarray(array).tobytes())
-        return FeatureDataset(name="array", fingerprint=mark, matrix=array)
+        return FeatureDataset(
+            name="array",
+            fingerprint=fingerprint(
+                "array", str(array.shape), np.ascontiguousarray(array).tobytes()
+            ),
+            matrix=array,
+        )
     planes = array.ndim == 4 and array.shape[3] != 3 and array.shape[1] == 3
     pixels = array.transpose(0, 2, 3, 1) if planes else array
     if pixels.dtype != np.uint8 or pixels.shape[3:] not in ((), (3,)):
@@ -283,12 +307,16 @@ def open_items(source: Any, o: Options) -> Dataset:
     if o.with_labels:
         targets, classes = _targets(source)
         targets = [item(i)[1] for i in range(len(paths))] if targets is None else targets
-        labels = Labels.from_ids(targets, classes) if classes else labels_of(targets, "labels")
-        attributes = {"labels": labels, "label_source": (name, "in its items")}
+        attributes = {
+            "labels": Labels.from_ids(targets, classes)
+            if classes
+            else labels_of(targets, "labels"),
+            "label_source": (name, "in its items"),
+        }
     first = item(0)[0]
     if not isinstance(first, ENCODED) and np.ndim(without_gradient(first)) == 1:
-        vectors = open_array([item(i)[0] for i in range(len(paths))], o)
-        return replace(vectors, name=name, **attributes)
+        vectors = [item(i)[0] for i in range(len(paths))]
+        return replace(open_array(vectors, o), name=name, **attributes)
     dataset = ImageDataset(
         name=name,
         fingerprint="",
@@ -297,8 +325,7 @@ def open_items(source: Any, o: Options) -> Dataset:
         max_bad=o.max_bad,
         **attributes,
     )
-    sample = dataset.read(np.unique(np.linspace(0, len(paths) - 1, num=64).astype(np.int64)))
-    contents = [b"" if image is None else image.tobytes() for image in sample]
+    contents = [b"" if image is None else image.tobytes() for image in dataset.sample()]
     return replace(dataset, fingerprint=fingerprint("items", str(len(paths)), *contents))
 
 
@@ -370,8 +397,7 @@ def _opener(source: object) -> tuple[str, Callable[[Any, Options], Dataset], str
     if "datasets" in {kind.__module__.partition(".")[0] for kind in type(source).__mro__}:
         return "a Hugging Face data set", open_hf, _TABLE, source
     if hasattr(source, "__arrow_c_stream__") or isinstance(source, Mapping):
-        table = frame_table(source)
-        return "a table", partial(open_table, type(source).__name__), _TABLE, table
+        return "a table", partial(open_table, type(source).__name__), _TABLE, frame_table(source)
     first: Any = source[0] if isinstance(source, list) and source else None
     is_vector = isinstance(first, list) and not {*map(type, first)} - {int, float}
     if is_vector or getattr(first, "ndim", 0) == 1 or hasattr(source, "ndim"):
@@ -418,8 +444,11 @@ def open_data(
     keep = read.get("keep") or ()
     options = Options(**read | {"keep": keep.split(",") if isinstance(keep, str) else keep})
     # A column of labels or ids that is named belongs to the labels beside the data, if any.
-    beside: dict[str, Any] = {"label_column": None, "id_column": None, "with_labels": False}
-    columns = beside if "label" in attached else {}
+    columns: dict[str, Any] = (
+        {"label_column": None, "id_column": None, "with_labels": False}
+        if "label" in attached
+        else {}
+    )
     for name, value in list(attached.items()) if takes == _TABLE else ():
         if isinstance(value, str) and not os.path.splitext(value)[1] and not os.path.exists(value):
             columns[f"{name}_column"] = attached.pop(name)
@@ -442,8 +471,10 @@ def _completed(dataset: Dataset) -> Dataset:
     labels = dataset.labels if dataset.labels is not None and dataset.labels.has().any() else None
     texts = [f"{name}\0" + "\0".join(dataset.texts[name]) for name in sorted(dataset.texts)]
     marks: list[bytes | str] = [labels.packed.tobytes(), *labels.class_names] if labels else []
-    notes = label_notes(labels, dataset.label_source) if labels else ["no labels"]
-    notes += dataset.notes
+    notes = [
+        *(label_notes(labels, dataset.label_source) if labels else ["no labels"]),
+        *dataset.notes,
+    ]
     for note in notes:
         log.info("%s: %s", dataset.name, note)
     mark = fingerprint(dataset.fingerprint, dataset.ids.tobytes(), *marks, *texts)
@@ -482,9 +513,11 @@ def _with_labels(dataset: Dataset, labels: Any, o: Options) -> Dataset:
         labels = frame_table(labels)
     elif hasattr(labels, "items"):  # a dict, or a Series of pandas
         is_ordered = hasattr(labels, "index") and labels.index.tolist() == [*range(len(dataset))]
-        columns = [np.fromiter((pair[i] for pair in labels.items()), object) for i in (0, 1)]
-        table = Table("labels", dict(zip(("id", "label"), columns, strict=True)))
-        labels, o = labels.tolist() if is_ordered else table, Options()
+        columns = {
+            name: np.fromiter((pair[i] for pair in labels.items()), object)
+            for i, name in enumerate(("id", "label"))
+        }
+        labels, o = labels.tolist() if is_ordered else Table("labels", columns), Options()
     if isinstance(labels, Table):
         dataset, attached, method = _matched(dataset, labels, o, source)
     elif o.label_column or o.id_column:
@@ -500,8 +533,7 @@ def _read_labels(files: Sequence[Path]) -> Any:
     In a text of one per line, a first line with a usual name, or of text above numbers, is a
     header.
     """
-    form = file_form(files[0])
-    if form not in ("text", "csv"):
+    if file_form(files[0]) not in ("text", "csv"):
         return open_tables(files)
     text = read_text(files[0], "labels").removesuffix("\n")
     first, *following = lines = [line.strip().strip('"') for line in text.split("\n")]
