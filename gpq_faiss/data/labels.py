@@ -262,7 +262,8 @@ def labels_of(values: Any, source: str) -> Labels:
     with errors_of(source):
         if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
             if values.ndim < 2 or values.shape[1] == 1:
-                return Labels.from_ids(values.reshape(-1))
+                labels = Labels.from_ids(values.reshape(-1))
+                return labels.at(np.arange(len(labels)))  # over the classes that occur
             return Labels.from_multihot(
                 np.where(np.isnan(values).all(axis=1, keepdims=True), 0, values)
             )
@@ -306,12 +307,14 @@ def _texts_of(value: Any) -> tuple[str, ...]:
     if ROW.fullmatch(text):
         cells = re.finditer(_CELL, text, re.IGNORECASE)
         return tuple("1" if cell[0][0] in "1tT" else "0" for cell in cells)
+    if re.fullmatch(r"-?\d\.\d+e[+-]\d+", text):  # of np.savetxt
+        return _texts_of(float(text))
     text = re.sub(r"^(frozen)?set\((.*)\)$|^\{\}$", r"\2", text)
     if text[:1] in ("[", "{", "("):
         with contextlib.suppress(ValueError, SyntaxError):  # arrays in text have no commas
             return _texts(ast.literal_eval(re.sub(r"(?<=['\"])\s+(?=['\"])", ", ", text)))
-    if re.fullmatch(r"[\[{][^]\[{}]*[\]}]", text):
-        text = re.sub(r",|(?<=[\d.])\s+(?=[-\d])", "|", text[1:-1]).replace('"', "")
+    if re.fullmatch(r"[\[{][^]\[{}]*[\]}]|-?\d+([\s,;]+-?\d+)+", text):
+        text = re.sub(r"[,;]|(?<=[\d.])\s+(?=[-\d])", "|", text.strip("[]{}")).replace('"', "")
     return tuple(word.strip() for word in text.split("|"))
 
 
@@ -326,8 +329,15 @@ def label_notes(labels: Labels, source: tuple[str, str]) -> list[str]:
     sizes += [f"... ({len(counts) - 10:,} more)"] * (len(counts) > 10)
     missing = ", ".join(repr(name) for name in labels.class_names if name.lower() in MISSING)
     single = int((counts == 1).sum())
-    first = labels.take(slice(0, 1)).counts()
+    first, largest = labels.take(slice(0, 1)).counts(), int(counts.argmax())
+    words = {name: re.split(r"[\s,;]+", name) for name in labels.class_names}
+    joined = [name for name, parts in words.items() if len(parts) > 1 and {*parts} <= {*words}]
     doubts = [
+        (joined, f"{', '.join(joined[:3])}: separate several labels of an item by |"),
+        (
+            counts[largest] == len(labels) > 1,
+            f"every item has {labels.class_names[largest]!r}: then no result can be wrong",
+        ),
         (missing, f"{missing} count as classes: leave such labels empty if they mean none"),
         (
             single == 1 and (first & (counts == 1)).any(),

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError, UsageError, one_line, optional
-from ..files import cache_folder, content_of, fingerprint
+from ..files import cache_folder, content_of, fingerprint, read_json
 from ..ids import read_ids
 from ..inputs import read_text, reading
 from ..store.hdf5 import as_texts
@@ -509,7 +509,7 @@ def _with_labels(dataset: Dataset, labels: Any, o: Options) -> Dataset:
     if isinstance(labels, str | os.PathLike):
         files = files_of(labels)
         source, labels = files[0].name, _read_labels(files)
-    elif hasattr(labels, "columns") or getattr(getattr(labels, "dtype", None), "names", None):
+    if hasattr(labels, "columns") or getattr(getattr(labels, "dtype", None), "names", None):
         labels = frame_table(labels)
     elif hasattr(labels, "items"):  # a dict, or a Series of pandas
         is_ordered = hasattr(labels, "index") and labels.index.tolist() == [*range(len(dataset))]
@@ -533,7 +533,12 @@ def _read_labels(files: Sequence[Path]) -> Any:
     In a text of one per line, a first line with a usual name, or of text above numbers, is a
     header.
     """
-    if file_form(files[0]) not in ("text", "csv"):
+    form = file_form(files[0])
+    value = read_json(files[0], "labels") if form == "JSON of records" else None
+    # Columns are lists or dicts; else the keys name items.
+    if isinstance(value, dict) and not {*map(type, value.values())} & {list, dict}:
+        return value
+    if form not in ("text", "csv"):
         return open_tables(files)
     text = read_text(files[0], "labels").removesuffix("\n")
     first, *following = lines = [line.strip().strip('"') for line in text.split("\n")]

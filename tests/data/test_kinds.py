@@ -121,6 +121,9 @@ def test_labels_by_id_are_matched(order, form):
         ),
         (["['b' 'a']", "{b, a}", "set()"] * 4, ["a b", "a b", ""] * 4),
         (["[hot dog]", "boys'", '{"hot dog",cat}'] * 4, ["hot dog", "boys'", "cat hot dog"] * 4),
+        (["16 0", "2,10", "0"] * 4, ["0 16", "2 10", "0"] * 4),
+        (["1.000e+00", "1.1000e+01", ""] * 4, ["1", "11", ""] * 4),
+        (np.array([1, 3, -1] * 4), ["1", "3", ""] * 4),
         (["[1 9]", "[2]", "{}"] * 4, ["1 9", "2", ""] * 4),
         ([[-1, -1], [1, 0], [0, 1]] * 4, ["", "0", "1"] * 4),
         ([[1, 1, 3], [2], []] * 4, ["1 3", "2", ""] * 4),
@@ -169,6 +172,12 @@ def test_tables_of_labels_by_usual_and_by_named_columns(folder, name):
     named = open_data("x.npy", labels=name, id_column="nr", label_column="art")
     assert label_texts(named) == CLASSES
     refused("x.npy", "it has 'art', 'nr'|it has 'nr', 'art'", labels=name)
+
+
+def test_json_of_names_and_labels(folder):
+    names = [f"{i}.png" for i in range(N)]
+    save(folder / "l.json", json.dumps(dict(zip(names[3:], CLASSES[3:], strict=True))))
+    assert label_texts(open_data(X, names=names, labels="l.json")) == ["", "", "", *CLASSES[3:]]
 
 
 def test_rows_without_an_id_are_left_out(folder):
@@ -579,6 +588,8 @@ def test_another_scale_is_a_warning(factor, shift):
     ("labels", "note"),
     [
         (["cat", "?", "dog"] * 4, "'?' count as classes"),
+        (["red", "blue", "red, blue"] * 4, "red, blue: separate several labels of an item by |"),
+        ([["x", name] for name in CLASSES], "every item has 'x': then no result can be wrong"),
         (["species", *["cat"] * 6, *["dog"] * 5], "the first item alone has 'species': is it a"),
         ([f"caption {i}" for i in range(N)], "12 of 12 classes have one item: are they ids or"),
     ],
