@@ -1,4 +1,5 @@
-# Two commands: `make demo` and `make test`. Both make the environment first; nothing but Python 3.11+ and git is needed.
+# Two commands: `make demo` and `make test`. Both make the environment first; nothing but Python
+# 3.11+ and git is needed.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -16,8 +17,9 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --no-deps --editable .
 	touch $@
 
-# Images to Faiss index on scikit-learn's real digits; every line is a command that you can type. Under two minutes on one core, half of it
-# for the training of the default, at half of its steps. One thread: the table is the tutorial's, and a busy core does not slow it down.
+# Images to Faiss index on scikit-learn's real digits; every line is a command that you can type.
+# Under two minutes on one core, half of it for the training of the default, at half of its steps.
+# One thread: the table is the tutorial's, and a busy core does not slow it down.
 demo: export OMP_NUM_THREADS = 1
 demo: $(VENV)/.ready
 	@rm -rf $(DEMO)
@@ -32,16 +34,17 @@ demo: $(VENV)/.ready
 	@echo "Ranked results: $(DEMO)/ranked.png"
 	@echo "Index:          $(DEMO)/index.faiss   (python -c \"import faiss; print(faiss.read_index('$(DEMO)/index.faiss').ntotal)\")"
 
-# The digits, their index and the page at http://127.0.0.1:8000/, by the products of `make demo` where they are there; else by a short
-# training of the preset paper.
+# The digits, their index and the page at http://127.0.0.1:8000/, by the products of `make demo`
+# where they are there; else by a short training of the preset paper.
 serve-demo: $(VENV)/.ready
 	@test -d $(DEMO)/model || $(BIN)/gpq train digits --labelled 20-per-class --preset paper --set network.backbone=mlp --bits 48 --out $(DEMO)/model
 	@test -f $(DEMO)/codes.h5 || $(BIN)/gpq encode $(DEMO)/model digits --out $(DEMO)/codes.h5
 	@test -f $(DEMO)/index.faiss || $(BIN)/gpq index $(DEMO)/model $(DEMO)/codes.h5 --out $(DEMO)/index.faiss
 	$(BIN)/gpq serve $(DEMO)/index.faiss --model $(DEMO)/model --data digits
 
-# Workers of one thread each, one more than two cores have: some tests wait for processes that were killed. The package is compiled once
-# for all processes, as are the tests from the second time on, and plugins that no test uses are not loaded in each of them.
+# Workers of one thread each, one more than two cores have: some tests wait for processes that were
+# killed. The package is compiled once for all processes, as are the tests from the second time on,
+# and plugins that no test uses are not loaded in each of them.
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.ready
 	$(BIN)/python -m compileall -q gpq_faiss cli
@@ -57,8 +60,9 @@ test-fast: $(VENV)/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q -m "not slow" tests/codes tests/data tests/evaluation tests/losses \
 	  tests/report tests/store tests/test_config.py tests/test_files.py tests/test_layers.py tests/test_public_api.py
 
-# Statements and branches that the tests reach, by file, one room of tests after another: about twenty minutes on one core. Lines that
-# other processes run count as well (pyproject.toml), unless they are killed.
+# Statements and branches that the tests reach, by file, one room of tests after another: about
+# twenty minutes on one core. Lines that other processes run count as well (pyproject.toml), unless
+# they are killed.
 coverage: $(VENV)/.ready
 	rm -f .coverage .coverage.*
 	for tests in tests/[!_]*/ tests/test_*.py; do \

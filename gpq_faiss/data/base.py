@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from ..codes.checks import named_rows
 from ..errors import DataError, one_line
 from ..files import content_of, fingerprint
 from ..store.hdf5 import Texts, as_texts
+from ..store.items import Item
 from .images import shown, to_pixels
 from .labels import Labels, Rows, row_numbers
 from .tables import Matrix
@@ -31,7 +33,8 @@ class Dataset(ABC):
         kind: ``images`` or ``features``.
         ids: int64 [N], returned by searches; default: the row numbers.
         labels: None if no item has one.
-        texts: text columns, StringDType [N]; ``name`` is the path or key of an item.
+        texts: text columns, StringDType [N]; ``name`` is the path or key of an item, ``content`` a
+            hash of its file.
         label_source: where the labels are from, and how they belong to the items, for the log.
         notes: lines of the log on what was understood.
         max_bad: fraction of unreadable images that is no error.
@@ -67,8 +70,20 @@ class Dataset(ABC):
 
     def row_of(self, id_: int) -> int:
         """Return the row of an id, of repeated ones the first; -1 if there is none."""
-        rows = np.flatnonzero(self.ids == id_)
-        return int(rows[0]) if rows.size else -1
+        return next(iter(np.flatnonzero(self.ids == id_).tolist()), -1)
+
+    @functools.cached_property
+    def _row_of_name(self) -> dict[str, int]:
+        names = self.texts.get("name", as_texts(())).tolist()
+        counts = Counter(names)
+        return {name: row for row, name in enumerate(names) if counts[name] == 1}
+
+    def find(self, item: Item) -> int:
+        """Return the row of an indexed item by its name; -1 if there is none, or another file."""
+        row = self._row_of_name.get(item.name or "", -1)
+        has_contents = row >= 0 and "content" in self.texts
+        is_other = has_contents and self.texts["content"][row] != item.texts.get("content")
+        return -1 if is_other else row
 
     def require_labels(self) -> Labels:
         """Return the labels. Raises DataError: no item has one."""
@@ -162,9 +177,12 @@ class ImageDataset(Dataset):
     @functools.cached_property
     def native_size(self) -> int | None:
         """Side in pixels if 64 evenly spaced images are squares of one size, else None."""
-        sample = self.read(np.unique(np.linspace(0, len(self) - 1, num=64).astype(np.int64)))
-        sides = {side for image in sample if image is not None for side in image.shape[:2]}
+        sides = {side for image in self.sample() if image is not None for side in image.shape[:2]}
         return sides.pop() if len(sides) == 1 else None
+
+    def sample(self) -> list[NDArray[np.uint8] | None]:
+        """Return 64 evenly spaced images, or all if there are fewer, as :meth:`read` does."""
+        return self.read(np.unique(np.linspace(0, len(self) - 1, num=64).astype(np.int64)))
 
     def read(self, rows: Rows) -> list[NDArray[np.uint8] | None]:
         """Return images [H, W, 3]; None for broken or missing ones, which :attr:`bad` counts."""
@@ -181,17 +199,26 @@ class ImageDataset(Dataset):
 
 
 def image_files(
-    name: str, paths: Sequence[str], names: Sequence[str], **attributes: Any
+    name: str,
+    paths: Sequence[str],
+    names: Sequence[str],
+    *,
+    texts: dict[str, Texts] | None = None,
+    **attributes: Any,
 ) -> ImageDataset:
     """Make a data set of image files; missing ones are counted at once.
 
     The fingerprint covers names and contents (:func:`..files.content_of`), not times: a copy
     elsewhere has the same.
     """
-    mark = fingerprint("images", *names, content_of(paths, 16 << 10))
-    attributes["texts"] = {"name": as_texts(names)} | attributes.get("texts", {})
+    contents = [content_of([path], 16 << 10)[:16] for path in paths]
     dataset = ImageDataset(
-        name=name, fingerprint=mark, paths=paths, fetch=paths.__getitem__, **attributes
+        name=name,
+        fingerprint=fingerprint("images", *names, *contents),
+        paths=paths,
+        fetch=paths.__getitem__,
+        texts={"name": as_texts(names), "content": as_texts(contents)} | (texts or {}),
+        **attributes,
     )
     for i in [i for i, path in enumerate(paths) if not os.path.isfile(path)]:
         dataset.add_bad(i, shown(paths[i]), "not found")
@@ -200,8 +227,12 @@ def image_files(
 
 def images_in_memory(name: str, pixels: NDArray[np.uint8], **attributes: Any) -> ImageDataset:
     """Make a data set of images uint8 [N, H, W, 3] or, if grey, [N, H, W]."""
-    mark = fingerprint("pixels", str(pixels.shape), np.ascontiguousarray(pixels).tobytes())
-    paths = [f"item {i}" for i in range(len(pixels))]
     return ImageDataset(
-        name=name, fingerprint=mark, paths=paths, fetch=pixels.__getitem__, **attributes
+        name=name,
+        fingerprint=fingerprint(
+            "pixels", str(pixels.shape), np.ascontiguousarray(pixels).tobytes()
+        ),
+        paths=[f"item {i}" for i in range(len(pixels))],
+        fetch=pixels.__getitem__,
+        **attributes,
     )

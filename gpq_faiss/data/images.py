@@ -17,8 +17,6 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from ..codes import checks
 from ..errors import DataError, one_line
 
-MAX_PIXELS = 64 * 1024 * 1024
-"""Maximum pixels of an image, checked by its header before decoding."""
 IMAGE_SUFFIXES = frozenset(
     [
         ".jpg",
@@ -63,7 +61,7 @@ def decode_image(
     source: bytes | bytearray | str | os.PathLike[str] | Image.Image,
     *,
     name: str | None = None,
-    max_pixels: int = MAX_PIXELS,
+    max_pixels: int = 64 * 1024 * 1024,
 ) -> NDArray[np.uint8]:
     """Decode an image (encoded bytes, a file, or opened by Pillow) to upright RGB, uint8 [H, W, 3],
     H and W at least 2.
@@ -128,9 +126,10 @@ def resize_square(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
 
 def without_gradient(value: Any) -> Any:
     """Return a tensor on any device as an array; other objects unchanged."""
+    value = value.toarray() if hasattr(value, "toarray") else value  # sparse, of scipy
     if not hasattr(value, "detach"):
         return value
-    value = value.detach().cpu()
+    value = value.detach().cpu().to_dense()
     return (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
 
 

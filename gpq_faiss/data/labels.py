@@ -114,8 +114,8 @@ class Labels:
             )
         array = array.astype(np.int64)
         rows = np.flatnonzero(array >= 0)
-        names = _names(class_names or range(max(1, int(array.max(initial=-1)) + 1)))
-        return cls._of_pairs(len(array), rows, array[rows], names)
+        names = class_names or range(max(1, int(array.max(initial=-1)) + 1))
+        return cls._of_pairs(len(array), rows, array[rows], _names(names))
 
     @classmethod
     def from_multihot(cls, array: NDArray[Any], class_names: Sequence[str] | None = None) -> Labels:
@@ -149,22 +149,19 @@ class Labels:
         if any("-1" in row and {*row} != {"-1"} for row in items):
             raise DataError("-1 stands beside other labels of an item, but it means none")
         items = [[text for text in row if text not in ("", "-1")] for row in items]
+        texts = {text for row in items for text in row}
         widths = {len(row) for row in items if row}
-        if is_numbers and max(widths, default=0) > 1:
-            are_bits = {text for row in items for text in row} <= {"0", "1"}
-            if len(widths) == 1 and are_bits:
-                bits = np.array([row or ["0"] * max(widths) for row in items]) == "1"
-                return cls.from_multihot(bits)
-            is_repeated = any(len({*row}) < len(row) for row in items)
-            if is_repeated and (len(widths) == 1 or are_bits):
-                raise DataError(
-                    "an item has a number twice: class numbers, or 0 and 1 of each class for every "
-                    "item, are needed"
-                )
-        names = sorted(
-            {text for row in items for text in row},
-            key=lambda name: (int(name) if is_numbers else 0, name),
-        )
+        are_bits = texts <= {"0", "1"} and max(widths, default=0) > 1
+        if are_bits and len(widths) == 1:
+            unlabelled = ["0"] * max(widths)
+            return cls.from_multihot(np.array([row or unlabelled for row in items]) == "1")
+        is_repeated = is_numbers and any(len({*row}) < len(row) for row in items)
+        if is_repeated and (are_bits or len(widths) == 1):
+            raise DataError(
+                "an item has a number twice: class numbers, or 0 and 1 of each class for every "
+                "item, are needed"
+            )
+        names = sorted(texts, key=lambda name: (int(name) if is_numbers else 0, name))
         if is_numbers and names and names[0].startswith("-"):
             raise DataError(f"label {names[0]}: class numbers are from 0, or -1 for none")
         positions = {name: c for c, name in enumerate(_names(names))}
@@ -265,7 +262,8 @@ def labels_of(values: Any, source: str) -> Labels:
     with errors_of(source):
         if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
             if values.ndim < 2 or values.shape[1] == 1:
-                return Labels.from_ids(values.reshape(-1))
+                labels = Labels.from_ids(values.reshape(-1))
+                return labels.at(np.arange(len(labels)))  # over the classes that occur
             return Labels.from_multihot(
                 np.where(np.isnan(values).all(axis=1, keepdims=True), 0, values)
             )
@@ -307,14 +305,16 @@ def _texts_of(value: Any) -> tuple[str, ...]:
     if not isinstance(value, str | bytes):
         return (text,) if text else ()
     if ROW.fullmatch(text):
-        cells = re.findall(_CELL, text, re.IGNORECASE)
+        cells = re.finditer(_CELL, text, re.IGNORECASE)
         return tuple("1" if cell[0][0] in "1tT" else "0" for cell in cells)
+    if re.fullmatch(r"-?\d\.\d+e[+-]\d+", text):  # of np.savetxt
+        return _texts_of(float(text))
     text = re.sub(r"^(frozen)?set\((.*)\)$|^\{\}$", r"\2", text)
     if text[:1] in ("[", "{", "("):
         with contextlib.suppress(ValueError, SyntaxError):  # arrays in text have no commas
             return _texts(ast.literal_eval(re.sub(r"(?<=['\"])\s+(?=['\"])", ", ", text)))
-    if re.fullmatch(r"[\[{][^]\[{}]*[\]}]", text):
-        text = re.sub(r",|(?<=[\d.])\s+(?=[-\d])", "|", text[1:-1]).replace('"', "")
+    if re.fullmatch(r"[\[{][^]\[{}]*[\]}]|-?\d+([\s,;]+-?\d+)+", text):
+        text = re.sub(r"[,;]|(?<=[\d.])\s+(?=[-\d])", "|", text.strip("[]{}")).replace('"', "")
     return tuple(word.strip() for word in text.split("|"))
 
 
@@ -328,13 +328,30 @@ def label_notes(labels: Labels, source: tuple[str, str]) -> list[str]:
     ]
     sizes += [f"... ({len(counts) - 10:,} more)"] * (len(counts) > 10)
     missing = ", ".join(repr(name) for name in labels.class_names if name.lower() in MISSING)
-    advice = f"{missing} count as classes: leave such labels empty if they mean none"
     single = int((counts == 1).sum())
-    doubt = f"{single:,} of {len(counts):,} classes have one item: are they ids or captions?"
+    first, largest = labels.take(slice(0, 1)).counts(), int(counts.argmax())
+    words = {name: re.split(r"[\s,;]+", name) for name in labels.class_names}
+    joined = [name for name, parts in words.items() if len(parts) > 1 and {*parts} <= {*words}]
+    doubts = [
+        (joined, f"{', '.join(joined[:3])}: separate several labels of an item by |"),
+        (
+            counts[largest] == len(labels) > 1,
+            f"every item has {labels.class_names[largest]!r}: then no result can be wrong",
+        ),
+        (missing, f"{missing} count as classes: leave such labels empty if they mean none"),
+        (
+            single == 1 and (first & (counts == 1)).any(),
+            f"the first item alone has {labels.class_names[int(first.argmax())]!r}"
+            ": is it a header?",
+        ),
+        (
+            single > 2 and 2 * single > len(counts),
+            f"{single:,} of {len(counts):,} classes have one item: are they ids or captions?",
+        ),
+    ]
     return [
         f"{source[0]}: {int(labels.has().sum()):,} of {len(labels):,} items labelled, "
         f"{labels.n_classes:,} classes, {source[1]}",
         f"items of each class: {', '.join(sizes)}",
-        *([advice] if missing else []),
-        *([doubt] if single > 2 and 2 * single > len(counts) else []),
+        *(text for is_likely, text in doubts if is_likely),
     ]

@@ -10,19 +10,19 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import methodcaller
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import DataError, UsageError, one_line, optional
-from ..files import cache_folder, content_of, fingerprint
+from ..files import cache_folder, content_of, fingerprint, read_json
 from ..ids import read_ids
 from ..inputs import read_text, reading
 from ..store.hdf5 import as_texts
 from .base import Dataset, FeatureDataset, ImageDataset, image_files, images_in_memory
-from .images import IMAGE_SUFFIXES, as_array, without_gradient
+from .images import ENCODED, IMAGE_SUFFIXES, as_array, without_gradient
 from .labels import (
     ROW,
     WHOLE,
@@ -56,14 +56,23 @@ def open_table(name: str, table: Table, o: Options, mark: str = "", folder: str 
 
     A column of lists goes before paths of images, and these before columns of numbers.
     """
+    images = {name: array for name, array in table.arrays.items() if len(array.shape) > 2}
+    if len(images) > 1:
+        raise DataError(f"{name} has several arrays of images ({', '.join(images)}): save one")
+    if images and (o.vectors or usual("vectors", table.of_kind("list"))) is None:
+        return replace(open_array(next(iter(images.values())), o), name=name, **table.attributes(o))
     lists = [column for column in table.of_kind("list") if usual("labels", [column]) is None]
     has_vectors = o.vectors is not None or (lists and o.image_column is None)
     image = None if has_vectors else table.image_column(o.image_column)
     if image is None:
         attributes, (matrix, note) = table.attributes(o), table.vectors(o)
         attributes["notes"] += [note] * (len(table.kinds) > 1)
-        mark = mark or fingerprint("table", np.ascontiguousarray(matrix[:]).tobytes())
-        return FeatureDataset(name=name, fingerprint=mark, matrix=matrix, **attributes)
+        return FeatureDataset(
+            name=name,
+            fingerprint=mark or fingerprint("table", np.ascontiguousarray(matrix[:]).tobytes()),
+            matrix=matrix,
+            **attributes,
+        )
     if table.kinds[image] != "image":
         listed = table.texts(image).tolist()
         folder = folder if o.root is None else os.path.expanduser(o.root)
@@ -80,11 +89,14 @@ def open_table(name: str, table: Table, o: Options, mark: str = "", folder: str 
         value = table.rows[image][i].as_py() or {}
         return value if isinstance(value, bytes) else value.get("bytes") or value.get("path") or b""
 
-    names = attributes["texts"].get("name", range(len(table.rows)))
+    if "name" in attributes["texts"]:
+        attributes["texts"]["content"] = as_texts(table.contents(image))
     return ImageDataset(
         name=name,
         fingerprint=mark,
-        paths=[f"{name}!{text}" for text in names],
+        paths=[
+            f"{name}!{text}" for text in attributes["texts"].get("name", range(len(table.rows)))
+        ],
         fetch=fetch,
         max_bad=o.max_bad,
         **attributes,
@@ -108,12 +120,12 @@ def open_files(path: str, o: Options, *, form: str = "features") -> Dataset:
     if "codebooks" in table.kinds:
         raise DataError(f"{name} was written by gpq encode: give the data that it encoded")
     if metadata:
+        numbers = [[re.findall(r"\d+", file.stem) for file in part] for part in (files, metadata)]
+        if len(files) == len(metadata) and numbers[0] != numbers[1]:
+            raise DataError(f"{name}: the files of img_emb and metadata have different numbers")
         table = Table(table.source, table.arrays, open_tables(metadata).data)
     if table.of_kind("image") and o.vectors is None:
         return _open_by_datasets("parquet", name, list(map(str, files)), mark, o)
-    images = [array for array in table.arrays.values() if len(array.shape) > 2]
-    if images and (o.vectors or usual("vectors", table.of_kind("list"))) is None:
-        return replace(open_array(images[0], o), name=name, **table.attributes(o))
     return open_table(name, table, o, mark, str(files[0].parent))
 
 
@@ -129,24 +141,21 @@ def tables_in(folder: Path) -> list[Path]:
     return sorted(files, key=lambda file: (file.name.startswith("test"), natural_order(file.name)))
 
 
-def open_frame(source: Any, o: Options) -> Dataset:
-    """Open vectors or paths of images in a table in memory that has Arrow's interface."""
-    return open_table(type(source).__name__, frame_table(source), o)
-
-
 def open_list(path: str, o: Options) -> Dataset:
     """Open a text with lines of a path and 0/1 labels, one class number (-1 is unlabelled), or
     nothing."""
     file = files_of(path)[0]
-    pattern = re.compile(r"^[ \t]*(\S.*?)((?:[ \t]+-?\d+)*)[ \t]*$", re.MULTILINE)
-    lines = pattern.findall(read_text(file, "a list of images"))
+    text = read_text(file, "a list of images")
+    lines = re.findall(r"^[ \t]*(\S.*?)((?:[ \t]+-?\d+)*)[ \t]*$", text, re.MULTILINE)
     with reading(file, "a list of paths, each with 0 or 1 for every class, or one class number"):
         labels = np.array([numbers.split() for _, numbers in lines], np.int64)
     images = np.array([name for name, _ in lines], np.str_)
     label: Any = labels[:, 0].astype(np.str_) if labels.shape[1:] == (1,) else labels
-    table = Table(str(file), {"image": images} | ({"label": label} if label.size else {}))
     return open_table(
-        f"list:{path}", table, replace(o, image_column="image"), folder=str(file.parent)
+        f"list:{path}",
+        Table(str(file), {"image": images} | ({"label": label} if label.size else {})),
+        replace(o, image_column="image"),
+        folder=str(file.parent),
     )
 
 
@@ -155,8 +164,11 @@ def open_list(path: str, o: Options) -> Dataset:
 
 def _by_datasets(name: str, load: Callable[[Any], Any]) -> Any:
     """Return what ``load`` gets from the library ``datasets``. Raises DataError: it fails."""
-    remedy = f"reading {name} needs the package datasets: pip install 'gpq-faiss[train]'"
-    datasets = optional("datasets", remedy, DataError)
+    datasets = optional(
+        "datasets",
+        f"reading {name} needs the package datasets: pip install 'gpq-faiss[train]'",
+        DataError,
+    )
     datasets.disable_progress_bars()
     try:
         return load(datasets)
@@ -168,9 +180,15 @@ def _by_datasets(name: str, load: Callable[[Any], Any]) -> Any:
 
 def _open_by_datasets(form: str, name: str, files: list[str], mark: str, o: Options) -> Dataset:
     """Open files of images, which ``datasets`` copies to the cache folder as Arrow."""
-    folder = str(cache_folder() / "datasets")
-    options = {"data_files": {"train": files}, "split": "train", "cache_dir": folder}
-    rows = _by_datasets(name, methodcaller("load_dataset", form, **options))
+    rows = _by_datasets(
+        name,
+        lambda datasets: datasets.load_dataset(
+            form,
+            data_files={"train": files},
+            split="train",
+            cache_dir=str(cache_folder() / "datasets"),
+        ),
+    )
     return open_hf(rows, o, name, mark)
 
 
@@ -179,12 +197,12 @@ def open_webdataset(path: str, o: Options) -> Dataset:
 
     Names are the keys. Labels are in ``.cls`` or a field of ``.json``; captions are no labels.
     """
-    is_remote = "://" in path
-    files = [path] if is_remote else list(map(str, files_of(path)))
-    mark = "" if is_remote else content_of(files)  # of remote ones, that of their copy
-    # A URL may hold a password and a token.
-    name = re.sub(r"(?<=://)[^/?#]*@|[?#].*", "", path) if is_remote else path
-    return _open_by_datasets("webdataset", f"webdataset:{name}", files, mark, o)
+    if "://" not in path:
+        files = list(map(str, files_of(path)))
+        return _open_by_datasets("webdataset", f"webdataset:{path}", files, content_of(files), o)
+    public = re.sub(r"(?<=://)[^/?#]*@|[?#].*", "", path)  # a URL may hold a password and a token
+    # The fingerprint is that of the copy.
+    return _open_by_datasets("webdataset", f"webdataset:{public}", [path], "", o)
 
 
 def open_hf(source: Any, o: Options, name: str = "", mark: str = "") -> Dataset:
@@ -192,12 +210,14 @@ def open_hf(source: Any, o: Options, name: str = "", mark: str = "") -> Dataset:
     that ``save_to_disk`` wrote: all splits, test splits last."""
     name = name or f"hf:{source if isinstance(source, str) else type(source).__name__}"
     if isinstance(source, str):
-        source = _by_datasets(name, methodcaller("load_from_disk", os.path.expanduser(source)))
+        source = _by_datasets(
+            name, lambda datasets: datasets.load_from_disk(os.path.expanduser(source))
+        )
     if isinstance(source, dict):
         parts = [
             source[split] for split in sorted(source, key=lambda split: (split == "test", split))
         ]
-        source = _by_datasets(name, lambda library: library.concatenate_datasets(parts))
+        source = _by_datasets(name, lambda datasets: datasets.concatenate_datasets(parts))
     if not hasattr(source, "data"):
         raise DataError(f"{name} cannot be read by position: give a Dataset")
     data = source.data.table if source._indices is None else source.with_format("arrow")[:]
@@ -209,10 +229,11 @@ def open_hf(source: Any, o: Options, name: str = "", mark: str = "") -> Dataset:
     table = Table(name, {}, data)
     for column, kind in source.features.items():
         if class_names := getattr(getattr(kind, "feature", kind), "names", None):
-            values = (named(value, class_names) for value in table.values(column).tolist())
-            table.arrays[column] = np.fromiter(values, object)
-    contents = content_of(file["filename"] for file in source.cache_files)
-    mark = mark or fingerprint(contents, source._fingerprint)
+            numbers = table.values(column).tolist()
+            table.arrays[column] = np.fromiter((named(n, class_names) for n in numbers), object)
+    mark = mark or fingerprint(
+        content_of(file["filename"] for file in source.cache_files), source._fingerprint
+    )
     return open_table(name, table, o, mark)
 
 
@@ -226,8 +247,13 @@ def open_array(values: Any, o: Options) -> Dataset:
     """
     array = as_array(values[:], "the array")
     if array.ndim < 3:
-        mark = fingerprint("array", str(array.shape), np.ascontiguousarray(array).tobytes())
-        return FeatureDataset(name="array", fingerprint=mark, matrix=array)
+        return FeatureDataset(
+            name="array",
+            fingerprint=fingerprint(
+                "array", str(array.shape), np.ascontiguousarray(array).tobytes()
+            ),
+            matrix=array,
+        )
     planes = array.ndim == 4 and array.shape[3] != 3 and array.shape[1] == 3
     pixels = array.transpose(0, 2, 3, 1) if planes else array
     if pixels.dtype != np.uint8 or pixels.shape[3:] not in ((), (3,)):
@@ -247,16 +273,21 @@ def _targets(source: Any) -> tuple[Any, Any]:
     if hasattr(source, "dataset") and hasattr(source, "indices"):
         targets, classes = _targets(source.dataset)
         return None if targets is None else np.asarray(targets)[list(source.indices)], classes
-    if len({tuple(getattr(part, "classes", ())) for part in getattr(source, "datasets", ())}) > 1:
-        raise DataError("joined data sets have different classes: put their images in one folder")
+    if parts := [_targets(part) for part in getattr(source, "datasets", ())]:
+        if len({tuple(classes or ()) for _, classes in parts}) > 1:
+            raise DataError(
+                "joined data sets have different classes: put their images in one folder"
+            )
+        is_known = all(targets is not None for targets, _ in parts)
+        return np.concatenate([t for t, _ in parts]) if is_known else None, parts[0][1]
     if getattr(source, "target_transform", None) is not None:
         return None, None
     return without_gradient(getattr(source, "targets", None)), getattr(source, "classes", None)
 
 
-def open_items(source: Any, o: Options) -> ImageDataset:
+def open_items(source: Any, o: Options) -> Dataset:
     """Open a list or a map-style data set of images, in any form that :func:`.images.to_pixels`
-    takes, or of (image, label).
+    takes, of vectors, or of these and a label.
 
     They are read on demand, by one thread at a time, so the source must return the same image each
     time. Labels are its ``targets``, else in the items, which are then all read.
@@ -269,14 +300,23 @@ def open_items(source: Any, o: Options) -> ImageDataset:
     def item(i: int) -> Any:
         with lock:
             value = source[i]
-        return value if isinstance(value, tuple | list) and len(value) == 2 else (value, None)
+        is_tuple = isinstance(value, tuple) or (isinstance(value, list) and len(value) == 2)
+        return (*value, None)[:2] if is_tuple else (value, None)
 
     paths, attributes = [f"item {i}" for i in range(len(source))], dict[str, Any]()
     if o.with_labels:
         targets, classes = _targets(source)
         targets = [item(i)[1] for i in range(len(paths))] if targets is None else targets
-        labels = Labels.from_ids(targets, classes) if classes else labels_of(targets, "labels")
-        attributes = {"labels": labels, "label_source": (name, "in its items")}
+        attributes = {
+            "labels": Labels.from_ids(targets, classes)
+            if classes
+            else labels_of(targets, "labels"),
+            "label_source": (name, "in its items"),
+        }
+    first = item(0)[0]
+    if not isinstance(first, ENCODED) and np.ndim(without_gradient(first)) == 1:
+        vectors = [item(i)[0] for i in range(len(paths))]
+        return replace(open_array(vectors, o), name=name, **attributes)
     dataset = ImageDataset(
         name=name,
         fingerprint="",
@@ -285,8 +325,7 @@ def open_items(source: Any, o: Options) -> ImageDataset:
         max_bad=o.max_bad,
         **attributes,
     )
-    sample = dataset.read(np.unique(np.linspace(0, len(paths) - 1, num=64).astype(np.int64)))
-    contents = [b"" if image is None else image.tobytes() for image in sample]
+    contents = [b"" if image is None else image.tobytes() for image in dataset.sample()]
     return replace(dataset, fingerprint=fingerprint("items", str(len(paths)), *contents))
 
 
@@ -357,8 +396,8 @@ def _opener(source: object) -> tuple[str, Callable[[Any, Options], Dataset], str
         return "a data set", lambda dataset, _: replace(dataset, notes=[]), "", source
     if "datasets" in {kind.__module__.partition(".")[0] for kind in type(source).__mro__}:
         return "a Hugging Face data set", open_hf, _TABLE, source
-    if hasattr(source, "__arrow_c_stream__"):
-        return "a table", open_frame, _TABLE, source
+    if hasattr(source, "__arrow_c_stream__") or isinstance(source, Mapping):
+        return "a table", partial(open_table, type(source).__name__), _TABLE, frame_table(source)
     first: Any = source[0] if isinstance(source, list) and source else None
     is_vector = isinstance(first, list) and not {*map(type, first)} - {int, float}
     if is_vector or getattr(first, "ndim", 0) == 1 or hasattr(source, "ndim"):
@@ -405,8 +444,11 @@ def open_data(
     keep = read.get("keep") or ()
     options = Options(**read | {"keep": keep.split(",") if isinstance(keep, str) else keep})
     # A column of labels or ids that is named belongs to the labels beside the data, if any.
-    beside: dict[str, Any] = {"label_column": None, "id_column": None, "with_labels": False}
-    columns = beside if "label" in attached else {}
+    columns: dict[str, Any] = (
+        {"label_column": None, "id_column": None, "with_labels": False}
+        if "label" in attached
+        else {}
+    )
     for name, value in list(attached.items()) if takes == _TABLE else ():
         if isinstance(value, str) and not os.path.splitext(value)[1] and not os.path.exists(value):
             columns[f"{name}_column"] = attached.pop(name)
@@ -429,8 +471,10 @@ def _completed(dataset: Dataset) -> Dataset:
     labels = dataset.labels if dataset.labels is not None and dataset.labels.has().any() else None
     texts = [f"{name}\0" + "\0".join(dataset.texts[name]) for name in sorted(dataset.texts)]
     marks: list[bytes | str] = [labels.packed.tobytes(), *labels.class_names] if labels else []
-    notes = label_notes(labels, dataset.label_source) if labels else ["no labels"]
-    notes += dataset.notes
+    notes = [
+        *(label_notes(labels, dataset.label_source) if labels else ["no labels"]),
+        *dataset.notes,
+    ]
     for note in notes:
         log.info("%s: %s", dataset.name, note)
     mark = fingerprint(dataset.fingerprint, dataset.ids.tobytes(), *marks, *texts)
@@ -458,16 +502,22 @@ def _with_labels(dataset: Dataset, labels: Any, o: Options) -> Dataset:
         DataError: labels that match no item, are of another number, or cannot be read.
     """
     source, method = "labels", "in their order"
+    is_list = isinstance(labels, list) and not {*map(type, labels)} - {tuple, list}
+    if is_list and {*map(len, labels)} == {2} and len(labels) not in (1, 2, 3):
+        keys = {_key(key) for key, _ in labels}
+        labels = dict(labels) if len(keys) == len(labels) else labels
     if isinstance(labels, str | os.PathLike):
         files = files_of(labels)
         source, labels = files[0].name, _read_labels(files)
-    elif hasattr(labels, "__arrow_c_stream__") and hasattr(labels, "columns"):
+    if hasattr(labels, "columns") or getattr(getattr(labels, "dtype", None), "names", None):
         labels = frame_table(labels)
     elif hasattr(labels, "items"):  # a dict, or a Series of pandas
         is_ordered = hasattr(labels, "index") and labels.index.tolist() == [*range(len(dataset))]
-        columns = [np.fromiter((pair[i] for pair in labels.items()), object) for i in (0, 1)]
-        table = Table("labels", dict(zip(("id", "label"), columns, strict=True)))
-        labels, o = labels.tolist() if is_ordered else table, Options()
+        columns = {
+            name: np.fromiter((pair[i] for pair in labels.items()), object)
+            for i, name in enumerate(("id", "label"))
+        }
+        labels, o = labels.tolist() if is_ordered else Table("labels", columns), Options()
     if isinstance(labels, Table):
         dataset, attached, method = _matched(dataset, labels, o, source)
     elif o.label_column or o.id_column:
@@ -484,12 +534,22 @@ def _read_labels(files: Sequence[Path]) -> Any:
     header.
     """
     form = file_form(files[0])
+    value = read_json(files[0], "labels") if form == "JSON of records" else None
+    # Columns are lists or dicts; else the keys name items.
+    if isinstance(value, dict) and not {*map(type, value.values())} & {list, dict}:
+        return value
     if form not in ("text", "csv"):
         return open_tables(files)
     text = read_text(files[0], "labels").removesuffix("\n")
-    first, *following = lines = [line.strip() for line in text.split("\n")]
-    if re.search("[,;\t]", first) and not all(map(ROW.fullmatch, lines)):
+    first, *following = lines = [line.strip().strip('"') for line in text.split("\n")]
+    are_rows = all(map(ROW.fullmatch, lines))
+    if re.search("[,;\t]", first) and not are_rows:
         return open_tables(files)
+    words = [line.split(maxsplit=1) for line in lines if line]
+    keys = {key for key, *_ in words}
+    if {*map(len, words)} == {2} and len(keys) == len(words) > 3 and not are_rows:
+        columns = {"id": [key for key, _ in words], "label": [text for _, text in words]}
+        return Table(files[0].name, {name: np.array(c, object) for name, c in columns.items()})
     is_name = usual("labels", [first]) is not None and first not in following
     is_number = [bool(ROW.fullmatch(x) or WHOLE.fullmatch(x) or x == "") for x in lines]
     has_header = following and (is_name or (all(is_number[1:]) and not is_number[0]))
@@ -499,16 +559,56 @@ def _read_labels(files: Sequence[Path]) -> Any:
 def _key(value: Any) -> str:
     """Return an id or a name as text; whole floats are whole numbers."""
     text = composed((value if isinstance(value, str) else plain_text(value)).strip())
+    text = text.replace("\\", "/")
     return text.partition(".")[0] if "." in text and WHOLE.fullmatch(text) else text
+
+
+def _stem(key: str) -> str:
+    """Return the name of a file without its folder and its ending."""
+    return os.path.splitext(os.path.basename(key))[0]
 
 
 _WAYS: dict[str, Callable[[str], str]] = {
     "name": str,
-    "id": str,
     "file name": os.path.basename,
-    "name without ending": lambda key: os.path.splitext(os.path.basename(key))[0],
+    "name without ending": _stem,
+    "id": str,
+    "name without zeros": lambda key: _stem(key).lstrip("0"),
 }
-"""Ways in which the key of a label may name an item."""
+"""Ways in which the key of a label may name an item; of two, the first one counts."""
+
+
+def _key_column(
+    table: Table, o: Options, names: list[str], ids: list[str]
+) -> tuple[str | None, str]:
+    """Return the column of a table that names items, and the way, which is empty if none matches.
+
+    It is the column with the most names or ids of the data, if these are half of what they could
+    be, or the column's own name is usual. Row numbers, from 0 or 1, are the last resort.
+    """
+    label, n = o.label_column or usual("labels", table.kinds), len(ids)
+    columns = [name for name in table.of_kind("text", "number") if name != label]
+    requested = o.id_column or usual("items", columns)
+    is_counted, matches = ids == [*map(str, range(n))], list[Any]()
+    for column in [o.id_column] if o.id_column else columns:
+        values = {*map(_key, table.values(column))} - {""}
+        for order, (way, shorten) in enumerate(_WAYS.items()):
+            items, keys = ids if way == "id" else names, {*map(shorten, values)}
+            found = keys & {*map(shorten, items)}
+            is_row = way == "id" and is_counted
+            is_likely = 2 * len(found) >= min(len(values), n)
+            if is_row and is_likely:
+                is_likely = values in ({*ids}, {*map(str, range(1, n + 1))})
+            sizes = len(keys), len({*map(shorten, items)})
+            is_unique = way == "id" or sizes == (len(values), n)
+            if found and is_unique and (is_likely or column == requested):
+                rank = not is_row, len(found), -order, column == requested
+                matches.append((rank, column, way))
+    if matches:
+        _, column, way = max(matches, key=itemgetter(0))
+        return column, way
+    texts = [name for name in columns if names and len({*table.texts(name)}) == n]
+    return requested or next(iter(texts), None), ""
 
 
 def _matched(
@@ -520,33 +620,28 @@ def _matched(
     take the names of a table of as many rows, in its order (not of a dict, which has none).
     """
     labels, is_single = table.labels(o), len(table.kinds) == 1
-    items = o.id_column or (None if is_single else usual("items", table.kinds))
+    ids = list(map(str, dataset.ids.tolist()))
+    names = list(map(_key, dataset.texts.get("name", ())))
+    items, way = (None, "") if is_single else _key_column(table, o, names, ids)
     if items is None and (is_single or len(labels) == len(dataset)):
         return dataset, labels, "in their order" + ", as no column names ids" * (not is_single)
     column = table.column(items, "id_column")
-    texts, ids = list(map(_key, table.values(column))), list(map(str, dataset.ids.tolist()))
+    texts = list(map(_key, table.values(column)))
     if repeated := [text for text, count in Counter(texts).items() if count > 1 and text]:
         raise DataError(
             f"{source}: {column!r} {repeated[0]!r} occurs more than once: give each item one line"
         )
     is_counted = ids == [*map(str, range(len(ids)))]
-    are_names = table.source != "labels" and {*texts}.isdisjoint(ids)
-    if are_names and is_counted and "name" not in dataset.texts and len(texts) == len(ids):
+    if not (way or names) and is_counted and table.source != "labels" and len(texts) == len(ids):
         return _with_names(dataset, texts), labels, f"in their order, with the names in {column!r}"
-    names = list(map(_key, dataset.texts.get("name", ())))
-    for way, shorten in _WAYS.items():
-        keys = ids if way == "id" else list(map(shorten, names))
-        positions = {shorten(text): i for i, text in enumerate(texts) if text} if keys else {}
-        is_unique = way == "id" or len(set(keys)) == len(keys)
-        is_complete = len(positions) == len(texts) - texts.count("")
-        if is_unique and is_complete and not positions.keys().isdisjoint(keys):
-            break
-    else:
+    if not way:
         raise DataError(
             f"{source}: no key of a label in {column!r} is an id or name of the data "
             f"(it has {texts[:1]}, the data {(names or ids)[:1]})"
             ": give those of the data with --read names=FILE or ids=FILE"
         )
+    keys = list(map(_WAYS[way], ids if way == "id" else names))
+    positions = {_WAYS[way](text): i for i, text in enumerate(texts) if text}
     unmatched = sorted(positions.keys() - {*keys})
     if way == "id" and unmatched and is_counted:
         raise DataError(

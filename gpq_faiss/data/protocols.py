@@ -72,18 +72,30 @@ class Split:
 
     def save(self, path: str | Path) -> None:
         """Write as JSON, with the rows of each role in one text."""
-        rows = {role: " ".join(map(str, getattr(self, role).tolist())) for role in _ROLES}
-        header = {"protocol": self.name, "seed": self.seed, "items": self.n, "hash": self.hash}
-        write_json(path, header | {"seen_classes": self.seen_classes} | rows)
+        write_json(
+            path,
+            {
+                "protocol": self.name,
+                "seed": self.seed,
+                "items": self.n,
+                "hash": self.hash,
+                "seen_classes": self.seen_classes,
+                **{role: " ".join(map(str, getattr(self, role).tolist())) for role in _ROLES},
+            },
+        )
 
 
 def load_split(path: str | Path) -> Split:
     """Read a file written by :meth:`Split.save`. Raises DataError: it is damaged."""
     value = read_json(path, "a split")
     with reading(Path(path), "a split"):
-        rows = [np.array(value[role].split(), np.int64) for role in _ROLES]
-        classes = value["seen_classes"] and tuple(value["seen_classes"])
-        return Split(value["items"], value["protocol"], value["seed"], *rows, seen_classes=classes)
+        return Split(
+            value["items"],
+            value["protocol"],
+            value["seed"],
+            **{role: np.array(value[role].split(), np.int64) for role in _ROLES},
+            seen_classes=value["seen_classes"] and tuple(value["seen_classes"]),
+        )
 
 
 # Choice of items ----------------------------------------------------------------------------------
@@ -230,9 +242,11 @@ def make_split(
                 f"{len(labels):,} items of {labels.n_classes:,} classes are too few for queries"
                 f" of protocol {protocol}: take protocol none"
             )
-        chosen = np.flatnonzero(training)
-        if spec != "all":
-            chosen = _choose(visible, training, spec, seed, _LABELLED, ids)
+        chosen = (
+            np.flatnonzero(training)
+            if spec == "all"
+            else _choose(visible, training, spec, seed, _LABELLED, ids)
+        )
         empty = np.flatnonzero(visible.take(chosen).counts() == 0)
         if empty.size:
             raise DataError(
@@ -240,8 +254,14 @@ def make_split(
                 f"{visible.counts()[empty[0]]:,} items: label one, or leave the class out; number "
                 "classes 0, 1, 2, ... without gaps"
             )
-    masks = (training if protocol == "transfer" else ~query, database)
-    rows = (np.setdiff1d(np.flatnonzero(mask), chosen) for mask in masks)
+    unlabelled = training if protocol == "transfer" else ~query
     return Split(
-        len(labels), protocol, seed, np.flatnonzero(query), chosen, *rows, seen_classes=seen_classes
+        len(labels),
+        protocol,
+        seed,
+        query=np.flatnonzero(query),
+        labelled=chosen,
+        unlabelled=np.setdiff1d(np.flatnonzero(unlabelled), chosen),
+        database=np.setdiff1d(np.flatnonzero(database), chosen),
+        seen_classes=seen_classes,
     )

@@ -42,13 +42,12 @@ class Reader(ExitStack):
         # Threads pay, as Pillow releases the interpreter lock.
         images = list(self._decoders.map(self._image, rows.tolist()))
         mask = np.array([image is not None for image in images], bool)
-        values = np.array([image for image in images if image is not None], np.uint8)
-        return values.reshape(-1, 3, self.image_size, self.image_size), mask
+        values = [image.transpose(2, 0, 1) for image in images if image is not None]
+        return np.array(values, np.uint8).reshape(-1, 3, self.image_size, self.image_size), mask
 
     def _image(self, row: int) -> NDArray[np.uint8] | None:
         image = cast(ImageDataset, self.dataset).image(row)
-        square = None if image is None else resize_square(image, self.image_size)
-        return None if square is None else np.ascontiguousarray(square.transpose(2, 0, 1))
+        return None if image is None else resize_square(image, self.image_size)
 
     def preload(self) -> None:
         """Read everything into memory if it fits in 4 GiB."""

@@ -8,8 +8,10 @@ this module 2 s.
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +27,8 @@ from .tables import Options
 
 # Folders ------------------------------------------------------------------------------------------
 
+_TRAINING = {"train", "training"}
 _TEST = {"test", "testing", "val", "valid", "validation"}
-_SPLITS = {"train", "training", *_TEST}
 _UNLABELLED = {"unlabeled", "unlabelled", "unsup", "extra"}
 _SYSTEM = {
     "@eadir",
@@ -48,12 +50,20 @@ _ANNOTATIONS = {
     "labels",
     "trimaps",
     "segmentation",
+    "segmentations",
     "segmentationclass",
     "segmentationobject",
     "bboxes",
     "thumbnails",
     "thumbs",
 }
+
+
+def _split_of(folder: str) -> str:
+    """Return ``train`` or ``test`` if a word of a folder's name says so, as in ``seg_train`` and
+    ``val2017``, else nothing."""
+    words = {*re.findall("[a-z]+", folder.lower())}
+    return "train" if words & _TRAINING else "test" if words & _TEST else ""
 
 
 def classes_of(names: Sequence[str]) -> list[str]:
@@ -64,28 +74,35 @@ def classes_of(names: Sequence[str]) -> list[str]:
     ``images`` are skipped.
     """
     folders = [
-        [folder for folder in composed(name).split("/")[:-1] if folder.lower() not in _CONTAINERS]
-        for name in names
+        [
+            name
+            for name, _ in groupby(composed(path).split("/")[:-1])
+            if name.lower() not in _CONTAINERS
+        ]
+        for path in names
     ]
     while all(len(path) > 1 and path[0] == folders[0][0] for path in folders):
-        if folders[0][0].lower() in _SPLITS:
-            break
         folders = [path[1:] for path in folders]
-    tops = sorted({path[0] for path in folders if path})
+    tops = {path[0] for path in folders if path}
     pairs = {(path[0], path[1]) for path in folders if len(path) > 1}
     shared = Counter(name for _, name in pairs)
-    repeated = [n for n, count in shared.items() if count > 1 and not any(map(str.isdigit, n))]
-    splits = {top for top in tops if top.lower() in _SPLITS}
-    strange = {top for top in tops if top.lower() not in _SPLITS | _UNLABELLED}
-    is_split = bool(splits) and (not strange or (len(splits) > 1 and bool(repeated)))
-    are_domains = len(tops) > 1 and {top for top, _ in pairs} == {*tops}
-    level = int(is_split or (are_domains and 2 * len(repeated) >= len(shared)))
-    skipped = {*tops} - splits if is_split else set()
-    is_labelled = [
-        len(path) > level and path[0] not in skipped and path[level].lower() not in _UNLABELLED
-        for path in folders
+    repeated = [
+        name
+        for name, count in shared.items()
+        if count > 1 and not any(map(str.isdigit, name)) and not _split_of(name)
     ]
-    return [path[level] if ok else "" for path, ok in zip(folders, is_labelled, strict=True)]
+    splits = {top for top in tops if _split_of(top)}
+    nested = {top for top, _ in pairs}
+    strange = {top for top in tops if top not in splits and top.lower() not in _UNLABELLED}
+    has_classes = strange.isdisjoint(nested) and bool(nested)
+    is_split = bool(splits) and (not strange or has_classes or (len(splits) > 1 and bool(repeated)))
+    are_domains = len(tops) > 1 and nested == tops and len(shared) > 1
+    level = int(is_split or (are_domains and 2 * len(repeated) >= len(shared)))
+    skipped = tops - splits if is_split else set()
+    classes = [
+        path[level] if len(path) > level and path[0] not in skipped else "" for path in folders
+    ]
+    return ["" if name.lower() in _UNLABELLED else name for name in classes]
 
 
 def open_folder(path: str, o: Options) -> ImageDataset:
@@ -99,6 +116,7 @@ def open_folder(path: str, o: Options) -> ImageDataset:
         raise DataError(f"{name} is no folder, or not found: extract it, and give the folder")
     notes: list[str] = []
     images: list[str] = []
+    others = Counter[str]()
     visited = {whole := root.resolve()}
 
     def fail(error: OSError) -> None:
@@ -116,23 +134,28 @@ def open_folder(path: str, o: Options) -> ImageDataset:
                 reason = "is a link to a folder that is read anyway: " * is_repeated
                 notes.append(f"{shown(str(subfolder.relative_to(root)))} {reason}left out")
         below.sort()
-        for file in filter(is_image_name, sorted(files)):
-            images.append(os.path.relpath(os.path.join(folder, file), root))
+        images += [
+            os.path.relpath(os.path.join(folder, file), root)
+            for file in filter(is_image_name, files)
+        ]
+        unread = [file for file in files if file[0] != "." and not is_image_name(file)]
+        others.update(Path(file).suffix.lower() for file in unread)
+    notes += [f"{n:,} files {ending or 'without ending'} left out" for ending, n in others.items()]
     if not images:
         raise DataError(
             f"{name} contains no images ({'; '.join(notes) or 'it is empty'})"
             f": images end in {', '.join(sorted(IMAGE_SUFFIXES))}, vectors need features:PATH"
         )
-    classes = classes_of(images)
-    late = [bool({*file.lower().split("/")[:-1]} & _TEST) for file in images]
-    order = sorted(zip(late, [not c for c in classes], classes, images, strict=True))
-    labels = Labels.from_names([(c,) if c else () for _, _, c, _ in order])
-    paths, texts = [str(root / file) for *_, file in order], [composed(row[3]) for row in order]
+    is_test = {file: "test" in map(_split_of, file.split("/")[:-1]) for file in images}
+    order = sorted(  # test folders last, in each part the unlabelled ones
+        zip(classes_of(images), images, strict=True),
+        key=lambda item: (is_test[item[1]], not item[0], item),
+    )
     return image_files(
         name,
-        paths,
-        texts,
-        labels=labels,
+        [str(root / file) for _, file in order],
+        [composed(file) for _, file in order],
+        labels=Labels.from_names([(label,) if label else () for label, _ in order]),
         label_source=(root.name, "by their folders"),
         notes=notes,
         max_bad=o.max_bad,
@@ -144,11 +167,13 @@ def open_folder(path: str, o: Options) -> ImageDataset:
 
 def open_digits(_: None, o: Options) -> ImageDataset:
     """Open 1,797 images of 8 x 8 grey pixels in ten classes (UCI Optical Recognition of Digits)."""
-    remedy = "digits are inside scikit-learn: pip install 'gpq-faiss[train]'"
-    x, classes = optional("sklearn.datasets", remedy).load_digits(return_X_y=True)
+    x, classes = optional(
+        "sklearn.datasets", "digits are inside scikit-learn: pip install 'gpq-faiss[train]'"
+    ).load_digits(return_X_y=True)
     pixels = np.rint(x.reshape(-1, 8, 8) * (255.0 / 16.0)).astype(np.uint8)
-    labels = Labels.from_ids(classes, tuple("0123456789"))
-    return images_in_memory("digits", pixels, labels=labels, mirrors=False)
+    return images_in_memory(
+        "digits", pixels, labels=Labels.from_ids(classes, tuple("0123456789")), mirrors=False
+    )
 
 
 def open_published(root: str | None, o: Options, *, name: str) -> ImageDataset:
@@ -161,8 +186,10 @@ def open_published(root: str | None, o: Options, *, name: str) -> ImageDataset:
 
     folder = cache_folder() if root is None else Path(root).expanduser()
     kind: Any = {"cifar10": CIFAR10, "fashion-mnist": FashionMNIST}[name]
-    files = {"cifar10": f"{CIFAR10.filename} or {CIFAR10.base_folder}/"}
-    files["fashion-mnist"] = "its four idx files in FashionMNIST/raw/"
+    files = {
+        "cifar10": f"{CIFAR10.filename} or {CIFAR10.base_folder}/",
+        "fashion-mnist": "its four idx files in FashionMNIST/raw/",
+    }
     try:
         parts = [kind(str(folder), train=train, download=True) for train in (True, False)]
     except Exception as error:  # torchvision asserts, and raises RuntimeError and others
@@ -170,9 +197,13 @@ def open_published(root: str | None, o: Options, *, name: str) -> ImageDataset:
             f"{name} is not available, or damaged ({one_line(error)})"
             f": put {files[name]} in {folder}, or name its folder ({name}:FOLDER)"
         ) from None
-    classes = np.concatenate([np.asarray(subset.targets) for subset in parts])
-    pixels = np.concatenate([np.asarray(subset.data) for subset in parts])
-    return images_in_memory(name, pixels, labels=Labels.from_ids(classes, parts[0].classes))
+    return images_in_memory(
+        name,
+        np.concatenate([subset.data for subset in parts]),
+        labels=Labels.from_ids(
+            np.concatenate([subset.targets for subset in parts]), parts[0].classes
+        ),
+    )
 
 
 def open_nuswide(root: str, o: Options) -> ImageDataset:
@@ -181,25 +212,22 @@ def open_nuswide(root: str, o: Options) -> ImageDataset:
     Images without any of them are left out; ids are row numbers in the official image list.
     """
     folder = Path(root).expanduser()
-    listed = read_text(folder / "ImageList/Imagelist.txt", "image names, one per line,").split("\n")
-    names = [line.strip().replace("\\", "/") for line in listed if line.strip()]
+    listed = read_text(folder / "ImageList/Imagelist.txt", "image names, one per line,")
+    names = [line.strip().replace("\\", "/") for line in listed.split("\n") if line.strip()]
     concepts = read_text(folder / "ConceptsList/Concepts81.txt", "concept names").split()
     matrix = np.zeros((len(names), len(concepts)), np.int8)
     for c, concept in enumerate(concepts):
         path = folder / "Groundtruth/AllLabels" / f"Labels_{concept}.txt"
         with reading(path, f"0 or 1 for each of the {len(names):,} images"):
             matrix[:, c] = np.array(path.read_text().split(), np.int8).reshape(len(names))
-    order = sorted(range(len(concepts)), key=lambda c: (-int(matrix[:, c].sum()), concepts[c]))
-    chosen = sorted(order[:21])
+    chosen = np.sort(np.lexsort((concepts, -matrix.sum(axis=0)))[:21])  # sums go before names
     ids = np.flatnonzero(matrix[:, chosen].any(axis=1))
-    labels = Labels.from_multihot(matrix[ids][:, chosen], [concepts[c] for c in chosen])
     texts = [names[i] for i in ids]
-    paths = [os.path.join(folder, "Flickr", text) for text in texts]
     return image_files(
         f"nuswide:{root}",
-        paths,
+        [os.path.join(folder, "Flickr", text) for text in texts],
         texts,
-        labels=labels,
+        labels=Labels.from_multihot(matrix[ids][:, chosen], [concepts[c] for c in chosen]),
         ids=ids,
         notes=[f"{len(names) - len(ids):,} of {len(names):,} images have none of the concepts"],
         max_bad=o.max_bad,

@@ -12,7 +12,6 @@ import fnmatch
 import functools
 import glob
 import io
-import itertools
 import os
 import re
 import tempfile
@@ -29,25 +28,25 @@ from numpy.typing import NDArray
 
 from ..codes.checks import named_rows
 from ..errors import DataError, one_line, optional
+from ..files import fingerprint
 from ..ids import whole_numbers
 from ..inputs import read_text, reading
 from ..store.hdf5 import Hdf5Array, Texts, as_texts, open_hdf5
-from .images import is_image_name
+from .images import is_image_name, without_gradient
 from .labels import WHOLE, Labels, Rows, labels_of, plain_text, row_numbers
 
 # Matrices -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class LazyArray:
-    """An array of known shape, which ``load`` returns when it is read."""
+    """An array of known shape, which ``load`` returns when it is first read."""
 
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    load: Callable[[], NDArray[Any]]
+    def __init__(self, shape: tuple[int, ...], dtype: Any, load: Callable[[], NDArray[Any]]):
+        self.shape, self.dtype = shape, np.dtype(dtype)
+        self._load = functools.cache(load)
 
     def __getitem__(self, rows: Any) -> NDArray[Any]:
-        return np.asarray(self.load()[rows])
+        return np.asarray(self._load()[rows])
 
 
 class JoinedMatrix:
@@ -87,25 +86,24 @@ _NPY_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header
 def npy_array(path: Path) -> Matrix:
     """Map the array in a ``.npy`` file."""
     with reading(path, "a .npy array without Python objects, which are not loaded"):
-        array: Matrix = npy.open_memmap(path, "r")
-    return array
+        return npy.open_memmap(path, "r")
 
 
 def npz_arrays(path: Path) -> dict[str, Matrix]:
     """Return the arrays of an ``.npz`` by name, each decompressed when it is first read."""
 
-    @functools.cache
-    def load(name: str) -> NDArray[Any]:
-        with reading(path, "an .npz archive without Python objects"), np.load(path) as members:
-            return np.asarray(members[name])
+    def load(member: str) -> NDArray[Any]:
+        with reading(path, "an .npz archive without Python objects"), np.load(path) as archive:
+            return np.asarray(archive[member])
 
     arrays: dict[str, Matrix] = {}
     with zipfile.ZipFile(path) as archive:
         for member in archive.namelist():
             with archive.open(member) as file:
                 shape, _, dtype = _NPY_HEADERS[npy.read_magic(file)](file)
-            name = member.removesuffix(".npy")
-            arrays[name] = LazyArray(shape, dtype, functools.partial(load, name))
+            arrays[member.removesuffix(".npy")] = LazyArray(
+                shape, dtype, functools.partial(load, member)
+            )
     return arrays
 
 
@@ -145,6 +143,12 @@ _MAGIC: dict[bytes, tuple[str, str]] = {
     b"\x89HDF": ("hdf5", ""),
     b"PAR1": ("parquet", ""),
     b"ARROW1": ("arrow", ""),
+    b"\xff\xff\xff\xff": ("a stream of Arrow", ""),
+    b"version https://git-lfs": ("a pointer of Git LFS", "run git lfs pull"),
+    **dict.fromkeys(
+        (b"<!DOCTYPE", b"<!doctype", b"<html", b"<?xml"),
+        ("a page of HTML or XML", "download the file itself"),
+    ),
     b"MATLAB": ("a MATLAB file", _MATLAB),
     b"SQLite format 3": ("an SQLite database", "export the table as CSV"),
     b"%PDF": ("a PDF", "export its table as CSV"),
@@ -164,7 +168,7 @@ _MAGIC: dict[bytes, tuple[str, str]] = {
 }
 """First bytes of files -> their form; forms that are not read have a remedy."""
 _UNREAD = (
-    *(".yaml", ".xml", ".safetensors", ".pkl", ".pickle", ".mat", ".xls", ".orc"),
+    *(".yaml", ".yml", ".xml", ".safetensors", ".pkl", ".pickle", ".mat", ".xls", ".orc"),
     *(".fvecs", ".bvecs", ".fbin"),
 )
 _ZIPS = {
@@ -179,8 +183,9 @@ _ZIPS = {
 
 def natural_order(name: str) -> list[tuple[int, str]]:
     """Return a key for sorting by the numbers in names: 2 before 10."""
-    words = re.split(r"(\d+)", name)
-    return [(int(word), "") if word.isdecimal() else (-1, word) for word in words]
+    return [
+        (int(word), "") if word.isdecimal() else (-1, word) for word in re.split(r"(\d+)", name)
+    ]
 
 
 def files_of(path: str | os.PathLike[str]) -> list[Path]:
@@ -205,8 +210,10 @@ def file_form(path: Path) -> str:
     with reading(path, "a file of data"), path.open("rb") as file:
         head = file.read(512)
     ending = path.suffix.lower()
-    matches = (form for start, form in _MAGIC.items() if head.startswith(start))
-    form, remedy = next(matches, (ENDINGS.get(ending, "text"), ""))
+    form, remedy = next(
+        (form for start, form in _MAGIC.items() if head.startswith(start)),
+        (ENDINGS.get(ending, "text"), ""),
+    )
     if form == "a zip archive":
         form, remedy = _ZIPS.get(ending, (form, remedy))
     if form == "text" and (b"\0" in head or ending in _UNREAD):
@@ -253,8 +260,9 @@ _KINDS = {
 
 def _library(module: str, source: object) -> Any:
     """Import pyarrow, pandas or a module of them. Raises DataError: it is not installed."""
-    remedy = f"reading {source} needs {module}: pip install 'gpq-faiss[train]'"
-    return optional(module, remedy, DataError)
+    return optional(
+        module, f"reading {source} needs {module}: pip install 'gpq-faiss[train]'", DataError
+    )
 
 
 class Table:
@@ -272,10 +280,12 @@ class Table:
         self.kinds: dict[str, str] = {}
         if data is not None:
             self.data = _library("pyarrow.dataset", source).dataset([data])
-        for field in () if data is None else data.schema:
-            self.kinds[field.name] = next(
-                kind for kind, form in _KINDS.items() if re.match(form, str(field.type))
-            )
+            self.kinds = {
+                field.name: next(
+                    kind for kind, form in _KINDS.items() if re.match(form, str(field.type))
+                )
+                for field in data.schema
+            }
         for name, array in self.arrays.items():
             kind = "number" if array.dtype.kind in "iufb" else "text"
             self.kinds[name] = "list" if len(array.shape) > 1 else kind
@@ -314,8 +324,7 @@ class Table:
             return self.arrays[name] if name in self.arrays else self.values(name)
         first = next(self._batches(name, 1), None)
         shape = self.data.count_rows(), 0 if first is None else len(first[0].as_py() or ())
-        rows = functools.partial(self._rows, name, shape)
-        return LazyArray(shape, np.dtype(np.float32), functools.cache(rows))
+        return LazyArray(shape, np.float32, functools.partial(self._rows, name, shape))
 
     def _batches(self, name: str, size: int) -> Iterator[Any]:
         """Yield up to ``size`` rows of a column (a scanner of Arrow decodes whole row groups).
@@ -335,12 +344,11 @@ class Table:
 
     def _rows(self, name: str, shape: tuple[int, int]) -> NDArray[np.float32]:
         """Return a column of lists as an array. Raises DataError: a row of another width."""
-        length_of = _library("pyarrow.compute", self.source).list_value_length
         start = 0
         with tempfile.TemporaryFile() as file:
             out = np.memmap(file, np.float32, "w+", shape=shape)
         for lists in self._batches(name, 8192):
-            wrong = np.flatnonzero(np.asarray(length_of(lists).fill_null(0)) != shape[1])
+            wrong = np.flatnonzero(np.asarray(lists.value_lengths().fill_null(0)) != shape[1])
             if wrong.size:
                 raise DataError(
                     f"{self.source}: {name!r} has {shape[1]} numbers in row 0, but not in "
@@ -350,6 +358,14 @@ class Table:
             out[start : start + len(lists)] = numbers.reshape(-1, shape[1])
             start += len(lists)
         return out
+
+    def contents(self, name: str) -> list[str]:
+        """Return a hash of each image of a column: of its first 16 KiB, and its length."""
+        column = self.rows[name]
+        if self.kinds[name] == "image" and not hasattr(column[0], "as_buffer"):
+            column = _library("pyarrow.compute", self.source).struct_field(column, "bytes")
+        buffers = (value.as_buffer() or b"" for value in column)
+        return [fingerprint(bytes(buffer[: 16 << 10]), str(len(buffer))) for buffer in buffers]
 
     def labels(self, o: Options) -> Labels:
         """Return the labels of the requested or usual column, or of columns of 0 and 1.
@@ -362,10 +378,10 @@ class Table:
         if label in (None, "y") and o.label_column is None:
             classes = [name for name in self.kinds if name not in (items, o.id_column)]
             texts = [self.texts(name) for name in classes]
-            if len(classes) > 1 and {*itertools.chain(*texts)} <= {*_YES, *_NO}:
+            if len(classes) > 1 and set().union(*texts) <= {*_YES, *_NO}:
                 return Labels.from_multihot(np.isin(np.column_stack(texts), _YES), classes)
-        values = self.values(self.column(label, "label_column"))
-        return labels_of(values, f"{self.source}: {label!r}")
+        label = self.column(label, "label_column")
+        return labels_of(self.values(label), f"{self.source}: {label!r}")
 
     def attributes(self, o: Options, images: str | None = None) -> dict[str, Any]:
         """Return labels, ids, texts and notes of the rows, as attributes of a data set.
@@ -376,8 +392,10 @@ class Table:
         ids, names, notes = o.id_column or usual("ids", self.kinds), o.name_column, list[str]()
         attributes: dict[str, Any] = {"notes": notes}
         if label is not None:
-            attributes["labels"] = self.labels(replace(o, label_column=label))
-            attributes["label_source"] = Path(self.source).name, f"in column {label!r}"
+            attributes |= {
+                "labels": self.labels(replace(o, label_column=label)),
+                "label_source": (Path(self.source).name, f"in column {label!r}"),
+            }
         if ids is not None:
             values = self.values(self.column(ids, "ids"))
             is_text = o.id_column is None and self.kinds[ids] == "text"
@@ -389,8 +407,9 @@ class Table:
         unused = [name for name in self.of_kind("text", "number") if name not in (ids, label)]
         names = names or images or usual("names", unused)
         columns = {name: name for name in o.keep} | ({"name": names} if names else {})
-        texts = {text: self.texts(self.column(name, "keep")) for text, name in columns.items()}
-        return attributes | {"texts": texts}
+        return attributes | {
+            "texts": {text: self.texts(self.column(name, "keep")) for text, name in columns.items()}
+        }
 
     def vectors(self, o: Options) -> tuple[Matrix, str]:
         """Return the vectors, and a note on their columns.
@@ -403,37 +422,49 @@ class Table:
         used = {o.label_column, o.id_column, o.name_column, *o.keep, usual("labels", self.kinds)}
         unused = [n for n in self.kinds if n not in used and usual("items", [n]) is None]
         lists = [name for name in self.of_kind("list") if name in unused]
-        numbers = [name for name in self.of_kind("number") if name in unused]
-        prefixes = {name: re.sub(r"\d+$", "", name) for name in sorted(numbers, key=natural_order)}
+        prefixes = {
+            name: re.sub(r"\d+$", "", name)
+            for name in sorted(self.of_kind("number"), key=natural_order)
+            if name in unused
+        }
         numbered = [p for p, count in Counter(prefixes.values()).items() if count > 1]
         chosen = [name for name, prefix in prefixes.items() if not numbered or [prefix] == numbered]
         if o.vectors is not None:
             patterns = o.vectors.split(",") if isinstance(o.vectors, str) else o.vectors
-            matches = [fnmatch.filter(self.kinds, name) or [name] for name in patterns]
-            chosen = [self.column(name, "vectors") for names in matches for name in names]
+            chosen = [
+                self.column(name, "vectors")
+                for pattern in patterns
+                for name in fnmatch.filter(self.kinds, pattern) or [pattern]
+            ]
         elif lists:
             chosen = [name] if (name := usual("vectors", lists)) else lists
         if len(chosen) == 1:
             return self.matrix(chosen[0]), f"vectors are in column {chosen[0]!r}"
         arrays = [self.arrays[name] for name in chosen if name in self.arrays]
-        if {*map(self.kinds.get, chosen)} != {"number"} or len({a.shape[0] for a in arrays}) > 1:
+        lengths = {array.shape[0] for array in arrays}
+        are_numbers = {*map(self.kinds.get, chosen)} == {"number"}
+        # More arrays than rows are one vector for each name.
+        if not are_numbers or len(lengths) > 1 or len(arrays) > min(lengths, default=len(arrays)):
             raise DataError(
                 f"{self.source}: which column holds the vectors? (it has "
                 f"{', '.join((lists or list(self.kinds))[:20])}): name them with --read"
                 " vectors=NAME or a pattern, 'f*'"
             )
-        note = f"vectors are the {len(chosen):,} columns {chosen[0]!r} to {chosen[-1]!r}"
-        stack = functools.cache(lambda: np.column_stack([self.values(name) for name in chosen]))
         shape = len(self.values(chosen[0])), len(chosen)
-        return LazyArray(shape, np.dtype(np.float64), stack), note
+        matrix = LazyArray(
+            shape, np.float64, lambda: np.column_stack([self.values(name) for name in chosen])
+        )
+        return matrix, f"vectors are the {len(chosen):,} columns {chosen[0]!r} to {chosen[-1]!r}"
 
     def image_column(self, requested: str | None) -> str | None:
         """Return the column of images or of their paths, if any: the requested, or a usual one."""
         if requested is not None:
             return self.column(requested, "image_column")
-        paths = [name for name in self.of_kind("text") if usual("images", [name]) is not None]
-        is_path = {name: any(map(is_image_name, self.texts(name)[:100])) for name in paths}
-        images = self.of_kind("image") or [name for name in paths if is_path[name]]
+        images = self.of_kind("image") or [
+            name
+            for name in self.of_kind("text")
+            if usual("images", [name]) and any(map(is_image_name, self.texts(name)[:100]))
+        ]
         if len(images) > 1 and usual("images", images) is None:
             raise DataError(
                 f"{self.source} has several columns of images ({', '.join(images)})"
@@ -456,6 +487,9 @@ def open_tables(paths: Sequence[Path]) -> Table:
         "npy": lambda path: {"arr_0": npy_array(path)},
         "npz": npz_arrays,
         "hdf5": _hdf5,
+        "a stream of Arrow": lambda path: (
+            _library("pyarrow", path).ipc.open_stream(path).read_all()
+        ),
         "json": lambda path: _library("pyarrow.json", path).read_json(str(path)),
         "JSON of records": lambda path: (
             frame_table(_library("pandas", path).read_json(path, dtype=False)).data
@@ -484,22 +518,26 @@ def open_tables(paths: Sequence[Path]) -> Table:
 
 
 def _hdf5(path: Path) -> dict[str, Matrix]:
-    columns: dict[str, Matrix] = {}
+    """Return the arrays of numbers and of texts of an HDF5 file; others are left out."""
     with open_hdf5(path) as h5:
-        for name, node in h5.items():
-            kind = node.dtype.kind if getattr(node, "shape", ()) else "V"
-            if kind in "OS":
-                columns[name] = np.array(node.asstr(errors="replace")[:], dtype=np.str_)
-            elif kind in "iufb":
-                columns[name] = Hdf5Array(path, name)
-    return columns
+        arrays = {name: node for name, node in h5.items() if getattr(node, "shape", ())}
+        return {
+            name: (
+                Hdf5Array(path, name)
+                if node.dtype.kind in "iufb"
+                else np.array(node.asstr(errors="replace")[:], dtype=np.str_)
+            )
+            for name, node in arrays.items()
+            if node.dtype.kind in "iufbOS"
+        }
 
 
 def _csv(path: Path) -> Any:
     """Return a text with a header line, separated by what is most in that.
 
-    A first line of numbers is a row, and columns are named by their numbers, unless it counts the
-    columns: 0, 1, 2 and so on. Columns with usual names of labels, ids and names are texts.
+    A first line of numbers, or with the name of an image, is a row, and columns are named by their
+    numbers, unless it counts the columns: 0, 1, 2 and so on. Columns with usual names of labels,
+    ids and names are texts.
     """
     reader = _library("pyarrow.csv", path)
     text = read_text(path, "a table with a header line").lstrip("\n")
@@ -511,7 +549,8 @@ def _csv(path: Path) -> Any:
     ]
     are_numbers = all(re.fullmatch(r"[-+]?\d*\.?\d+(e[-+]?\d+)?", n, re.I) for n in names)
     counted = [str(i) for i in range(len(names))]
-    has_header = not are_numbers or (len(names) > 2 and names == counted)
+    is_row = are_numbers or any(map(is_image_name, names))
+    has_header = not is_row or (len(names) > 2 and names == counted)
     names = names if has_header else counted
     if len(set(names)) < len(names) or not text[len(first) * has_header :].strip():
         raise DataError(
@@ -529,20 +568,22 @@ def _csv(path: Path) -> Any:
 
 
 def frame_table(source: Any) -> Table:
-    """Return the columns of a table in memory: of pandas, polars, DuckDB, pyarrow and others."""
-    location = f"the {type(source).__name__}"
+    """Return the columns of a table in memory: of pandas, polars, DuckDB, pyarrow and others, of a
+    mapping (of numpy's archives and h5py, too), or of a structured array."""
+    location, fields = f"the {type(source).__name__}", getattr(source, "dtype", None)
+    names = [*source] if isinstance(source, Mapping) else getattr(fields, "names", None) or []
+    columns = {name: without_gradient(source[name]) for name in names}
+    arrays = {name: np.asarray(c[:]) for name, c in columns.items() if getattr(c, "shape", ())}
+    lists = {name: column for name, column in columns.items() if name not in arrays}
     try:
-        data = _library("pyarrow", location).table(source)
+        data = _library("pyarrow", location).table(lists if names else source)
     except Exception as error:  # from pyarrow, or the table's library
         raise DataError(
             f"{location} has a column that cannot be converted ({one_line(error)})"
             f": leave out those of mixed types"
         ) from None
     index = (data.schema.pandas_metadata or {}).get("index_columns", [])
-    return Table(
-        location,
-        {},
-        data.drop_columns(
-            [n for n in data.schema.names if n in index and usual("items", [n]) is None]
-        ),
-    )
+    names = [
+        "index" if n in index and usual("items", [n]) is None else n for n in data.schema.names
+    ]
+    return Table(location, arrays, data.rename_columns(names))

@@ -20,7 +20,7 @@ from ..config import Config
 from ..data.base import Dataset, FeatureDataset
 from ..errors import UsageError, one_line, optional
 from ..plugins import Plugin, find_plugin, plugin_names
-from .weights import imagenet_state, load_into, read_weights
+from .weights import PUBLISHED, imagenet_state, load_into, read_weights
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -225,6 +225,25 @@ class CNNF(Backbone):
         return cast(Tensor, self.classifier(self.avgpool(self.features(x)).flatten(1)))
 
 
+class AlexNet(Backbone):
+    """AlexNet up to fc7 as in torchvision (Krizhevsky, arXiv 1404.5997), whose weights fit by
+    name."""
+
+    SMALLEST = 63
+
+    def __init__(self, spec: BackboneSpec) -> None:
+        super().__init__(spec)
+        from torchvision.models import alexnet
+
+        network = alexnet()
+        self.features, self.avgpool = network.features, network.avgpool
+        self.classifier = network.classifier[:-1]
+        self.head = make_head(4096, spec.out_width)
+
+    def trunk_features(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.classifier(self.avgpool(self.features(x)).flatten(1)))
+
+
 class MLP(Backbone):
     """Hidden layers of (linear, ReLU, dropout), then the head; the backbone ``linear`` has none.
 
@@ -295,7 +314,9 @@ def _timm(spec: BackboneSpec, pretrained: bool) -> Trunk:
     return backbone
 
 
-BACKBONES: dict[str, type[Backbone]] = {"vgg": VGG, "cnnf": CNNF, "mlp": MLP, "linear": MLP}
+BACKBONES: dict[str, type[Backbone]] = {
+    **{"vgg": VGG, "cnnf": CNNF, "alexnet": AlexNet, "mlp": MLP, "linear": MLP},
+}
 """Backbones by name, besides ``timm/NAME`` and those of plugins."""
 
 
@@ -316,10 +337,11 @@ def build_backbone(
     It maps float [B, 3, S, S] in [0, 1] or float [B, W] to float [B, D].
 
     Args:
-        spec: its name is ``vgg``, ``cnnf``, ``mlp``, ``linear``, ``timm/NAME``, or that of a
-            plugin.
-        weights: ``"none"`` (random), ``"imagenet"`` (vgg, timm), or the path of a ``.pth`` or
-            ``.safetensors`` file of this architecture, from torchvision (``vgg16_bn``) or timm.
+        spec: its name is ``vgg``, ``cnnf``, ``alexnet``, ``mlp``, ``linear``, ``timm/NAME``, or
+            that of a plugin.
+        weights: ``"none"`` (random), ``"imagenet"`` (vgg, alexnet, timm), or the path of a ``.pth``
+            or ``.safetensors`` file of this architecture, from torchvision (``vgg16_bn``,
+            ``alexnet``) or timm.
         generator: the random initialisation is drawn from it; torch's global generators are
             unchanged.
 
@@ -335,7 +357,7 @@ def build_backbone(
         raise UsageError(
             f"backbone {name} takes images, but the data are features: choose mlp or linear"
         )
-    if weights == "imagenet" and name != "vgg" and not is_timm:
+    if weights == "imagenet" and name not in PUBLISHED and not is_timm:
         raise UsageError(
             f"there are no ImageNet weights of backbone {name}: set network.weights to none, "
             "or to the path of a file"
@@ -350,8 +372,8 @@ def build_backbone(
                 backbone: Backbone = Trunk(spec, plugin.load()(spec))
         else:
             backbone = _timm(spec, weights == "imagenet") if is_timm else BACKBONES[name](spec)
-    if weights == "imagenet" and name == "vgg":
-        load_into(backbone, imagenet_state(), "ImageNet weights of vgg16_bn")
+    if weights == "imagenet" and name in PUBLISHED:
+        load_into(backbone, imagenet_state(name), f"ImageNet weights of {PUBLISHED[name]}")
     elif weights not in ("none", "imagenet"):
         load_into(backbone, read_weights(Path(weights)), weights)
     return backbone

@@ -16,18 +16,21 @@ from torch import Tensor, nn
 from ..errors import DataError, one_line
 from ..inputs import reading
 
+PUBLISHED = {"vgg": "vgg16_bn", "alexnet": "alexnet"}
+"""Backbones -> the networks of torchvision whose ImageNet weights fit."""
 
-def imagenet_state() -> dict[str, Tensor]:
-    """Return torchvision's ImageNet weights of ``vgg16_bn``.
+
+def imagenet_state(backbone: str) -> dict[str, Tensor]:
+    """Return torchvision's ImageNet weights of a backbone in :data:`PUBLISHED`.
 
     They are downloaded once to ``$TORCH_HOME/hub/checkpoints``, and checked by their hash.
 
     Raises:
         DataError: the download or the check fails.
     """
-    from torchvision.models import VGG16_BN_Weights
+    from torchvision.models import get_model_weights
 
-    weights = VGG16_BN_Weights.IMAGENET1K_V1
+    weights: Any = get_model_weights(PUBLISHED[backbone])["IMAGENET1K_V1"]
     try:
         return dict(
             weights.get_state_dict(

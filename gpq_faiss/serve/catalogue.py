@@ -9,7 +9,7 @@ import io
 import itertools
 import json
 import logging
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,7 +22,7 @@ from ..codes.checks import Ids
 from ..data.base import Dataset
 from ..errors import DataError
 from ..indexes.index import Index
-from ..store.items import ChangedItems
+from ..store.items import ChangedItems, Item
 from .live import LiveIndex
 
 log = logging.getLogger(__name__)
@@ -47,23 +47,18 @@ class Catalogue:
     def __init__(self, live: LiveIndex, dataset: Dataset | None = None) -> None:
         self.live, self.dataset = live, dataset
         self.labels = functools.lru_cache(1)(self._labels)
-        self._rows: dict[str, int] | None = None
         if dataset is None:
             return
         self.dataset = replace(dataset, max_bad=1.0)  # broken pictures are skipped
-        names = dataset.texts.get("name")
-        if names is not None:
-            counts = Counter(map(str, names))
-            self._rows = {
-                str(name): row for row, name in enumerate(names) if counts[str(name)] == 1
-            }
         if not self.has_pictures:
             log.warning(
-                "%s has no names, and is not the data that were indexed: no pictures", dataset.name
+                "%s has no files with names, and is not the data that were indexed: no pictures",
+                dataset.name,
             )
         elif live.items.data_fingerprint not in ("", dataset.fingerprint):
             log.warning(
-                "%s or its labels are not as they were when encoded: pictures are found by names",
+                "%s or its labels are not as they were when encoded: pictures are found by names,"
+                " and left out where the file is another",
                 dataset.name,
             )
 
@@ -125,8 +120,8 @@ class Catalogue:
 
     @property
     def has_pictures(self) -> bool:
-        """Whether the data set has names, or is the one that was indexed."""
-        if self.dataset is None or self._rows is not None:
+        """Whether the data set has files with names, or is the one that was indexed."""
+        if self.dataset is None or "content" in self.dataset.texts:
             return self.dataset is not None
         is_indexed = self.live.items.data_fingerprint == self.dataset.fingerprint
         return is_indexed and self.live.is_complete
@@ -138,11 +133,9 @@ class Catalogue:
         """
         if self.dataset is None or not self.has_pictures or id_ in self.live.changes:
             return None
-        row = (
-            self.dataset.row_of(id_)
-            if self._rows is None
-            else self._rows.get(self.items([id_])[0]["name"], -1)
-        )
+        item = self.live.items.item(id_) or Item({})
+        has_files = "content" in self.dataset.texts
+        row = self.dataset.find(item) if has_files else self.dataset.row_of(id_)
         return None if row < 0 else self.dataset.read(np.array([row]))[0]
 
     def thumbnail(self, id_: int) -> tuple[bytes, str] | None:

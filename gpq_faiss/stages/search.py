@@ -189,7 +189,7 @@ class SearchResult(Shown):
     def _kept(self) -> list[str]:
         """Names of the kept columns of the items."""
         texts = dict.fromkeys(name for item in self.items.values() for name in item.texts)
-        return [name for name in texts if name != "name"]
+        return [name for name in texts if name not in ("name", "content")]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield a row for each result: query, rank, id, name, labels (separated by ``|``), score,
@@ -256,8 +256,8 @@ class SearchResult(Shown):
     ) -> Path:
         """Draw each query with its results, framed by relevance if both have labels.
 
-        A result's picture is the image of its name, or of its id if the items have no names and are
-        of this data set. A grey square stands for an image that is missing.
+        A result's picture is the image of its name, if its file is the one that was encoded, or
+        that of its id in a data set without files. A grey square stands for a missing image.
 
         Args:
             items: images of the indexed items.
@@ -269,18 +269,19 @@ class SearchResult(Shown):
         """
         if not isinstance(items, ImageDataset) or not isinstance(queries, ImageDataset):
             raise DataError("a picture needs images, of the items (--images) and as queries")
-        names = items.texts["name"].tolist() if "name" in items.texts else []
-        if not names and self.data_fingerprint != items.fingerprint:
+        has_files = "content" in items.texts
+        if not has_files and self.data_fingerprint != items.fingerprint:
             raise DataError(
                 f"{items.name} is not the data of the index, and nothing names its items: "
                 "give the data that were encoded"
             )
         if self.data_fingerprint not in ("", items.fingerprint):
             log.warning(
-                "%s or its labels are not as they were when encoded: pictures are found by names",
+                "%s or its labels are not as they were when encoded: pictures are found by names,"
+                " and left out where the file is another",
                 items.name,
             )
-        row_of_name, gallery = {name: row for row, name in enumerate(names)}, []
+        gallery = []
         for query_id, ids, scores in zip(self.query_ids, self.ids, self.scores, strict=True):
             query_row = queries.row_of(query_id)
             row = np.array([query_row])
@@ -291,7 +292,7 @@ class SearchResult(Shown):
                 both_labelled = labels and item.labels is not None
                 relevant = not set(labels).isdisjoint(item.labels or ()) if both_labelled else None
                 caption = " · ".join([*(item.labels or ()), f"{score:.2f}"])
-                image_row = row_of_name.get(item.name, -1) if names else items.row_of(number)
+                image_row = items.find(item) if has_files else items.row_of(number)
                 cells.append(_cell(items, image_row, caption, relevant))
             gallery.append(cells[: 1 + int((ids != -1).sum())])
         return save_gallery(gallery, out, overwrite=overwrite)

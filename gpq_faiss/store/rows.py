@@ -8,7 +8,8 @@ dataset            type                      meaning
 ``ids``            int64 [N]                 item ids, each once
 ``labels``         uint8 [N, ceil(C/8)]      multi-hot, ``np.packbits`` order; zero: unlabelled
 ``class_names``    text [C]                  names of the classes
-``texts/NAME``     text [N]                  a column of texts; ``name`` is an item's path or key
+``texts/NAME``     text [N]                  a column of texts; ``name`` is an item's path or key,
+                                             ``content`` a hash of its image file
 ``codebooks``      float32 [M, K, d]         codebooks of the model
 =================  ========================  ====================================================
 

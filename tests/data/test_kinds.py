@@ -15,11 +15,12 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
+import scipy.sparse
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from image_files import hub, label_texts, png, put, refused, save, shard
-from torch.utils.data import ConcatDataset, Subset, random_split
+from torch.utils.data import ConcatDataset, Subset, TensorDataset, random_split
 from torchvision.datasets import ImageFolder
 
 from gpq_faiss.data.images import decode_image
@@ -58,6 +59,8 @@ HOT_FORMS = {
     "Arrow": lambda hot: pa.array(hot.tolist()),
     "Series": lambda hot: pd.Series(hot.tolist()),
     "array": np.asarray,
+    "sparse array": scipy.sparse.csr_array,
+    "sparse tensor": lambda hot: torch.tensor(hot).to_sparse(),
 }
 
 
@@ -110,8 +113,17 @@ def test_labels_by_id_are_matched(order, form):
         (["1.0", "0", "N/A"] * 4, ["1", "0", ""] * 4),
         (pd.Series([pd.NA, "a", "b"] * 4), ["", "a", "b"] * 4),
         ({3: "a"}, ["", "", "", "a", *[""] * 8]),
+        ([(i, CLASSES[i]) for i in range(N)][:3:-1], [*[""] * 4, *CLASSES[4:]]),
+        ([["x", i] for i in range(N)], [f"{i} x" for i in range(N)]),
+        (
+            np.array([(3, "a"), (1, "b")], [("id", "i8"), ("label", "U4")]),
+            ["", "b", "", "a", *[""] * 8],
+        ),
         (["['b' 'a']", "{b, a}", "set()"] * 4, ["a b", "a b", ""] * 4),
         (["[hot dog]", "boys'", '{"hot dog",cat}'] * 4, ["hot dog", "boys'", "cat hot dog"] * 4),
+        (["16 0", "2,10", "0"] * 4, ["0 16", "2 10", "0"] * 4),
+        (["1.000e+00", "1.1000e+01", ""] * 4, ["1", "11", ""] * 4),
+        (np.array([1, 3, -1] * 4), ["1", "3", ""] * 4),
         (["[1 9]", "[2]", "{}"] * 4, ["1 9", "2", ""] * 4),
         ([[-1, -1], [1, 0], [0, 1]] * 4, ["", "0", "1"] * 4),
         ([[1, 1, 3], [2], []] * 4, ["1 3", "2", ""] * 4),
@@ -162,6 +174,12 @@ def test_tables_of_labels_by_usual_and_by_named_columns(folder, name):
     refused("x.npy", "it has 'art', 'nr'|it has 'nr', 'art'", labels=name)
 
 
+def test_json_of_names_and_labels(folder):
+    names = [f"{i}.png" for i in range(N)]
+    save(folder / "l.json", json.dumps(dict(zip(names[3:], CLASSES[3:], strict=True))))
+    assert label_texts(open_data(X, names=names, labels="l.json")) == ["", "", "", *CLASSES[3:]]
+
+
 def test_rows_without_an_id_are_left_out(folder):
     rows = [f"{i or ''},{CLASSES[i]}\n" for i in range(N - 1, -1, -1)]
     data = open_data("x.npy", labels=save(folder / "l.csv", "id,label\n" + "".join(rows)))
@@ -172,11 +190,23 @@ def test_rows_without_an_id_are_left_out(folder):
 
 
 def test_a_table_without_ids_is_in_order_and_says_so(folder):
-    table = pd.DataFrame({"sample": range(N), "label": CLASSES})
-    assert label_texts(open_data(X, labels=table)) == CLASSES
-    assert label_texts(open_data(X, labels=table, id_column="sample")) == CLASSES
-    notes = open_data(X, labels=table).notes
-    assert notes[0].endswith("in their order, as no column names ids")
+    table = pd.DataFrame({"price": Y + 0.5, "label": CLASSES})
+    data = open_data(X, labels=table)
+    assert label_texts(data) == CLASSES
+    assert data.notes[0].endswith("in their order, as no column names ids")
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_ids_and_names_in_a_column_of_any_name_are_found(folder, start):
+    table = pd.DataFrame({"price": Y, "nr": range(start, N + start), "art": CLASSES}).iloc[::-1]
+    options = {"labels": table, "label_column": "art"}
+    if start == 1:
+        refused(X, "has the id 12 in 'nr', but the data has no ids", **options)
+    data = open_data(X, ids=np.arange(start, N + start), **options)
+    assert (label_texts(data), "by id in 'nr'" in data.notes[0]) == (CLASSES, True)
+    names = [f"{name}.png" for name in table.pop("nr")]
+    data = open_data(X, names=names[::-1], labels=table.assign(foto=names), label_column="art")
+    assert (label_texts(data), "by name in 'foto'" in data.notes[0]) == (CLASSES, True)
 
 
 def test_names_in_a_table_are_those_of_data_without_any(folder):
@@ -193,7 +223,7 @@ def test_joined_data_sets_of_different_classes_are_refused(folder):
     joined = ConcatDataset([ImageFolder("a"), ImageFolder("b")])
     for source in (joined, Subset(joined, [1, 2])):
         refused(source, "joined data sets have different classes")
-    assert label_texts(open_data(ConcatDataset([ImageFolder("a")] * 2))) == ["0", "1"] * 2
+    assert label_texts(open_data(ConcatDataset([ImageFolder("a")] * 2))) == ["cat", "dog"] * 2
 
 
 def test_labels_that_are_a_column_of_the_frame(folder):
@@ -201,6 +231,64 @@ def test_labels_that_are_a_column_of_the_frame(folder):
     assert label_texts(open_data(frame, labels=frame["kind"])) == CLASSES[::-1]
     twice = pd.concat([pd.Series(CLASSES[:6]), pd.Series(CLASSES[6:])])
     refused(X, "occurs more than once", labels=twice)
+
+
+@pytest.mark.parametrize(
+    ("columns", "way"),
+    [
+        ({"id": range(N), "photo": "p/{:03}.png"}, "name in 'photo'"),
+        ({"id": range(N), "photo": "{:03}"}, "name without ending in 'photo'"),
+        ({"index": range(100, N + 100), "photo": "p\\{:03}.png"}, "name in 'photo'"),
+        ({"id": "{}", "fold": Y}, "name without zeros in 'id'"),
+        ({"patient": Y, "photo": "q/{:03}.PNG"}, "name without ending in 'photo'"),
+    ],
+)
+def test_the_column_that_names_most_items_is_found(columns, way):
+    names = [f"p/{i:03}.png" for i in range(N)]
+    columns = {
+        name: list(map(values.format, range(N))) if isinstance(values, str) else list(values)
+        for name, values in columns.items()
+    }
+    table = pd.DataFrame(columns | {"label": CLASSES})
+    if "id" in columns and "photo" in columns:
+        table["id"] = table["id"].to_numpy()[::-1]
+    data = open_data(X, names=names, labels=table.sample(frac=0.8, random_state=0))
+    assert data.notes[0].endswith(f"matched by {way}")
+    assert all(text in ("", label) for text, label in zip(label_texts(data), CLASSES, strict=True))
+    assert data.labels.has().sum() == round(0.8 * N)
+
+
+def test_names_that_do_not_match_are_refused(folder):
+    table = pd.DataFrame({"photo": [f"other {i}" for i in range(N)], "label": CLASSES})
+    names = [f"{i}.png" for i in range(N)]
+    refused(X, "no key of a label in 'photo' is an id or name", names=names, labels=table)
+    table["photo"] = [*names[1:], names[1]]
+    refused(X, "'photo' '1.png' occurs more than once", names=names, labels=table)
+    indexed = pd.DataFrame({"label": CLASSES}, index=pd.Index(names, name="sample")).iloc[::-1]
+    assert label_texts(open_data(X, names=names, labels=indexed)) == CLASSES
+
+
+@pytest.mark.parametrize("text", ["{:03}.png {}", "{:03} {}", '"{:03}.png" {}'])
+def test_lines_of_a_name_and_a_label(folder, text):
+    lines = [text.format(i, CLASSES[i]) for i in range(N)][::-1]
+    labels = save(folder / "train.txt", "\n".join(lines))
+    data = open_data(X, names=[f"p/{i:03}.png" for i in range(N)], labels=labels)
+    assert label_texts(data) == CLASSES
+
+
+def test_a_first_line_with_an_image_is_no_header(folder):
+    rows = "".join(f"{i}.png,{c}\n" for i, c in enumerate(CLASSES))
+    labels = save(folder / "l.csv", rows)
+    names = [f"{i}.png" for i in range(N)]
+    assert label_texts(open_data(X, names=names, labels=labels, label_column="1")) == CLASSES
+
+
+def test_several_arrays_of_one_row_are_refused(folder):
+    images = np.zeros((N, 8, 8), np.uint8)
+    np.savez("m.npz", train_images=images, test_images=images)
+    refused("m.npz", "several arrays of images \\(train_images, test_images\\)")
+    named = {f"img_{i}": X[i] for i in range(N)}
+    refused(named, "which column holds the vectors")
 
 
 @pytest.mark.parametrize(("key", "note"), [("{}.png", "file name"), ("{}", "name without ending")])
@@ -257,6 +345,8 @@ FOREIGN = {
     "a.safetensors": (b"x", "is a .safetensors file: save it as"),
     "a.mat": (b"MATLAB 5.0", "is a MATLAB file: save its arrays"),
     "a.bin": (bytes(100), "is a .bin file: save it as"),
+    "a.yml": (b"version https://git-lfs.github.com/spec/v1\n", "is a pointer of Git LFS: run git"),
+    "a.csv": (b"<!DOCTYPE html>\n", "is a page of HTML or XML: download"),
     "a.yaml": (b"a: 1\nb: 2\n", "is a .yaml file: save it as"),
 }
 
@@ -269,8 +359,14 @@ def test_forms_that_are_not_read_are_named(folder, name):
     refused(f"features:{name}", message)
 
 
+def arrow_stream(path, table):
+    with pa.ipc.new_stream(str(path), table.schema) as writer:
+        writer.write_table(table)
+
+
 MORE_VECTORS = {
     "v.feather": lambda path: pa.feather.write_feather(pa.table({"v": list(X)}), path),
+    "stream.arrow": lambda path: arrow_stream(path, pa.table({"v": list(X)})),
     "v.csv": lambda path: pd.DataFrame(X).add_prefix("f").to_csv(path),
     "bare.csv": lambda path: np.savetxt(path, X, delimiter=","),
     "v.parquet": lambda path: save(path, {f"d{i}": X[:, i] for i in (*range(4, 8), *range(4))}),
@@ -319,6 +415,9 @@ def test_folders_of_embeddings_are_one_set(folder):
         metadata = {"image_path": [f"p/{k}-{i}.jpg" for i in range(6)], "label": CLASSES[rows]}
         save(folder / f"c/metadata/metadata_{k}.parquet", metadata)
         save(folder / f"f/part-{k}.parquet", {"embedding": list(X[rows]), "id": np.arange(N)[rows]})
+    save(folder / "lost/img_emb/img_emb_0.npy", X)
+    save(folder / "lost/metadata/metadata_1.parquet", {"image_path": CLASSES})
+    refused("lost", "the files of img_emb and metadata have different numbers")
     for data in (open_data("c"), open_data("c/img_emb/*.npy", labels="c/metadata/*.parquet")):
         np.testing.assert_array_equal(data.read(slice(None)), X)
         assert (label_texts(data), data.texts["name"][7]) == (CLASSES, "p/1-1.jpg")
@@ -398,6 +497,22 @@ def test_vectors_in_objects(folder):
     assert open_data(torch.tensor(X).bfloat16()).width == 8
 
 
+def test_vectors_and_labels_in_one_object(folder):
+    columns = {"emb": X, "label": np.array(CLASSES)}
+    np.savez("a.npz", **columns)
+    tensors = TensorDataset(torch.tensor(X), torch.tensor(Y))
+    with np.load("a.npz") as archive, h5py.File("a.h5", "w") as h5:
+        h5["emb"], h5["label"] = X, CLASSES
+        for source in (columns, {"emb": X, "label": CLASSES}, archive, h5):
+            assert label_texts(open_data(source)) == CLASSES
+            np.testing.assert_array_equal(open_data(source).read(slice(None)), X)
+    triples = TensorDataset(torch.tensor(X), torch.tensor(Y), torch.arange(N))
+    for source in (tensors, triples, Subset(tensors, range(N))):
+        assert label_texts(open_data(source)) == Y.astype(str).tolist()
+        np.testing.assert_array_equal(open_data(source).read(slice(None)), X)
+    assert open_data(TensorDataset(torch.tensor(X))).labels is None
+
+
 def test_parts_of_torch_data_sets_keep_class_names(folder):
     put(folder / "i", *(f"{c}/{k}.png" for c in ("cat", "dog") for k in range(5)))
     images = ImageFolder("i")
@@ -415,6 +530,14 @@ LAYOUTS = {
     "images/1 cat/1 dog/1": ["cat", "dog", ""],
     "train/cat/1 val/dog/1 unlabeled/9": ["cat", "", "dog"],
     "train/cat/1 train/dog/2 val/cat/1 raw/8": ["cat", "dog", "", "cat"],
+    "cat/raw/1 dog/raw/2": ["cat", "dog"],
+    "cat/train/1 cat/test/2 dog/train/1 dog/test/2": ["cat", "dog", "cat", "dog"],
+    "Train/00/1 Train/01/1 Test/1 Meta/0": ["00", "01", "", ""],
+    "seg_train/seg_train/sea/1 seg_test/seg_test/sea/1 seg_pred/seg_pred/1": ["sea", "", "sea"],
+    "G/Final_Training/Images/00/1 G/Final_Test/Images/1": ["00", ""],
+    "CUB/images/001.Auk/1 CUB/images/002.Jay/1 CUB/segmentations/001.Auk/1": ["001.Auk", "002.Jay"],
+    "train_images/cat/1 val2017/cat/1": ["cat", "cat"],
+    "test_tube/1 flask/1": ["flask", "test_tube"],
     "photo/cat/1 photo/dog/1 sketch/cat/1 sketch/dog/2": ["cat", "cat", "dog", "dog"],
     "Latin/character01/1 Greek/character01/2": ["Greek", "Latin"],
     "train/x bus/y": ["bus", "train"],
@@ -465,6 +588,9 @@ def test_another_scale_is_a_warning(factor, shift):
     ("labels", "note"),
     [
         (["cat", "?", "dog"] * 4, "'?' count as classes"),
+        (["red", "blue", "red, blue"] * 4, "red, blue: separate several labels of an item by |"),
+        ([["x", name] for name in CLASSES], "every item has 'x': then no result can be wrong"),
+        (["species", *["cat"] * 6, *["dog"] * 5], "the first item alone has 'species': is it a"),
         ([f"caption {i}" for i in range(N)], "12 of 12 classes have one item: are they ids or"),
     ],
 )

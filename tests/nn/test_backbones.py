@@ -28,7 +28,7 @@ def images(batch, size, seed=0):
 
 def build(name, weights="none", seed=0, **changes):
     """Of images with 16 pixels per side, or of features where ``in_width`` is given."""
-    size = 0 if "in_width" in changes else 64 if name == "cnnf" else 16
+    size = 0 if "in_width" in changes else 64 if name in ("cnnf", "alexnet") else 16
     kind = "features" if "in_width" in changes else "images"
     options = {"kind": kind, "image_size": size, "out_width": 12, "hidden": (5,), **changes}
     generator = torch.Generator().manual_seed(seed)
@@ -87,6 +87,17 @@ def test_vgg_takes_vgg16_bn_up_to_conv4_3(vgg16_bn, tmp_path, monkeypatch):
 
 
 @torch.no_grad()
+def test_alexnet_takes_the_weights_of_torchvision(tmp_path):
+    network = torchvision.models.alexnet().eval()
+    save_file(network.state_dict(), tmp_path / "alexnet.safetensors")
+    backbone = build("alexnet", tmp_path / "alexnet.safetensors").eval()
+    network.classifier = network.classifier[:-1]
+    x = images(2, 64)
+    expected = network(torchvision.transforms.functional.normalize(x, IMAGENET_MEAN, IMAGENET_STD))
+    torch.testing.assert_close(backbone.trunk_features(backbone.input(x)), expected)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("name", BACKBONES)
 def test_the_seed_determines_the_weights_and_the_spec_the_shape(name):
     torch.manual_seed(1)
@@ -96,7 +107,7 @@ def test_the_seed_determines_the_weights_and_the_spec_the_shape(name):
     torch.manual_seed(2)
     again = build_backbone(net.spec, generator=torch.Generator().manual_seed(0)).eval()
     assert all(torch.equal(p, q) for p, q in zip(net.parameters(), again.parameters(), strict=True))
-    if name != "cnnf":  # its 56 million weights take long
+    if name not in ("cnnf", "alexnet"):  # their 56 million weights take long
         assert not torch.equal(net.head.weight, build(name, seed=1).head.weight)
     x = images(2, net.spec.image_size)
     out = net(x)

@@ -13,6 +13,7 @@ import gpq_faiss as gpq
 from gpq_faiss import Encoder, search
 from gpq_faiss.errors import DataError
 from gpq_faiss.stages.search import parse_rows
+from gpq_faiss.store.hdf5 import as_texts
 
 N, Q = 300, 8
 FORMS = ["index.faiss", "index.lists", "codes.h5"]
@@ -126,11 +127,16 @@ def test_pictures_are_found_by_name(shop, tmp_path, caplog):
     changed = replace(images, fingerprint="another")
     result.draw(changed, images, tmp_path / "changed.png")
     assert "not as they were when encoded: pictures are found by names" in caplog.text
-    result.items[int(result.ids[0, 0])].texts.clear()
-    assert (
-        result.draw(images, images, tmp_path / "y.png").read_bytes()
-        != (tmp_path / "x.png").read_bytes()
+    pictures = (tmp_path / "x.png").read_bytes()
+    assert (tmp_path / "changed.png").read_bytes() == pictures
+    replaced = replace(
+        images, texts=images.texts | {"content": as_texts(["another"] * len(images))}
     )
+    result.draw(replaced, images, tmp_path / "replaced.png")
+    result.items[int(result.ids[0, 0])].texts.clear()
+    result.draw(images, images, tmp_path / "unnamed.png")
+    for name in ("replaced", "unnamed"):
+        assert (tmp_path / f"{name}.png").read_bytes() != pictures
 
 
 def test_pictures_of_other_data_are_refused(shop, tmp_path):
