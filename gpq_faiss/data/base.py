@@ -76,7 +76,7 @@ class Dataset(ABC):
     def _row_of_name(self) -> dict[str, int]:
         names = self.texts.get("name", as_texts(())).tolist()
         counts = Counter(names)
-        return {name: row for row, name in enumerate(names) if counts[name] == 1}
+        return {name: row for row, name in enumerate(names) if name and counts[name] == 1}
 
     def find(self, item: Item) -> int:
         """Return the row of an indexed item by its name; -1 if there is none, or another file."""

@@ -362,7 +362,7 @@ class Table:
     def contents(self, name: str) -> list[str]:
         """Return a hash of each image of a column: of its first 16 KiB, and its length."""
         column = self.rows[name]
-        if self.kinds[name] == "image" and not hasattr(column[0], "as_buffer"):
+        if not hasattr(column[0], "as_buffer"):  # a struct of bytes and a path
             column = _library("pyarrow.compute", self.source).struct_field(column, "bytes")
         buffers = (value.as_buffer() or b"" for value in column)
         return [fingerprint(bytes(buffer[: 16 << 10]), str(len(buffer))) for buffer in buffers]
