@@ -70,7 +70,9 @@ def test_readme_has_the_committed_figures():
     expected = {
         label: [codecs[key].split(" ± ")[0] for key in keys] for label, keys in named.items()
     }
-    expected["**images**: a pretrained network, fine-tuned"] = [f"{np.mean(values):.3f}" for values in tuned]
+    expected["**images**: a pretrained network, fine-tuned"] = [
+        f"{np.mean(values):.3f}" for values in tuned
+    ]
     assert {label: [cell.strip("*") for cell in cells] for label, cells in rows.items()} == expected
 
 

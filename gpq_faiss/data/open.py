@@ -89,8 +89,6 @@ def open_table(name: str, table: Table, o: Options, mark: str = "", folder: str 
         value = table.rows[image][i].as_py() or {}
         return value if isinstance(value, bytes) else value.get("bytes") or value.get("path") or b""
 
-    if "name" in attributes["texts"]:
-        attributes["texts"]["content"] = as_texts(table.contents(image))
     return ImageDataset(
         name=name,
         fingerprint=mark,
@@ -396,7 +394,7 @@ def _opener(source: object) -> tuple[str, Callable[[Any, Options], Dataset], str
         return "a data set", lambda dataset, _: replace(dataset, notes=[]), "", source
     if "datasets" in {kind.__module__.partition(".")[0] for kind in type(source).__mro__}:
         return "a Hugging Face data set", open_hf, _TABLE, source
-    if hasattr(source, "__arrow_c_stream__") or isinstance(source, Mapping):
+    if hasattr(source, "__arrow_c_stream__"):
         return "a table", partial(open_table, type(source).__name__), _TABLE, frame_table(source)
     first: Any = source[0] if isinstance(source, list) and source else None
     is_vector = isinstance(first, list) and not {*map(type, first)} - {int, float}
@@ -608,12 +606,14 @@ def _key_column(
     row_numbers = [{*map(str, range(start, start + n))} for start in (0, 1)]
     matches = list[Any]()
     for column in [requested] if o.id_column and requested else columns:
-        values = {*map(_key, table.values(column))} - {""}
+        texts = list(map(_key, table.values(column)))
+        values = {*texts} - {""}
         is_text = not all(map(_COUNT.fullmatch, values))
         for order, (way, shorten) in enumerate(_WAYS.items()):
             keys, is_row = {*map(shorten, values)}, is_counted and way == "id"
             found = len(keys.intersection(item_keys[way]))
-            is_likely = values in row_numbers if is_row else 2 * found >= min(len(values), n)
+            rows = len(texts) - texts.count("")
+            is_likely = values in row_numbers if is_row else 2 * found >= min(rows, n)
             is_unique = way == "id" or (len(keys), len({*item_keys[way]})) == (len(values), n)
             if found and is_unique and (is_likely or column == requested):
                 is_named = column == named
@@ -623,8 +623,8 @@ def _key_column(
         _, column, way = max(matches, key=itemgetter(0))
         return column, way
     names = item_keys["name"]
-    texts = [name for name in columns if names and len({*table.texts(name)}) == n]
-    return requested or next(iter(texts), None), ""
+    distinct = (name for name in columns if names and len({*table.texts(name)}) == n)
+    return requested or next(distinct, None), ""
 
 
 def _matched(

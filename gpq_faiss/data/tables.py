@@ -28,11 +28,10 @@ from numpy.typing import NDArray
 
 from ..codes.checks import named_rows
 from ..errors import DataError, one_line, optional
-from ..files import fingerprint
 from ..ids import whole_numbers
 from ..inputs import read_text, reading
 from ..store.hdf5 import Hdf5Array, Texts, as_texts, open_hdf5
-from .images import is_image_name, without_gradient
+from .images import is_image_name
 from .labels import WHOLE, Labels, Rows, labels_of, plain_text, row_numbers
 
 # Matrices -----------------------------------------------------------------------------------------
@@ -81,12 +80,6 @@ Matrix = NDArray[Any] | LazyArray | Hdf5Array | JoinedMatrix
 
 
 _NPY_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-
-
-def npy_array(path: Path) -> Matrix:
-    """Map the array in a ``.npy`` file."""
-    with reading(path, "a .npy array without Python objects, which are not loaded"):
-        return npy.open_memmap(path, "r")
 
 
 def npz_arrays(path: Path) -> dict[str, Matrix]:
@@ -359,14 +352,6 @@ class Table:
             start += len(lists)
         return out
 
-    def contents(self, name: str) -> list[str]:
-        """Return a hash of each image of a column: of its first 16 KiB, and its length."""
-        column = self.rows[name]
-        if not hasattr(column[0], "as_buffer"):  # a struct of bytes and a path
-            column = _library("pyarrow.compute", self.source).struct_field(column, "bytes")
-        buffers = (value.as_buffer() or b"" for value in column)
-        return [fingerprint(bytes(buffer[: 16 << 10]), str(len(buffer))) for buffer in buffers]
-
     def labels(self, o: Options) -> Labels:
         """Return the labels of the requested or usual column, or of columns of 0 and 1.
 
@@ -484,7 +469,7 @@ def open_tables(paths: Sequence[Path]) -> Table:
     """
     form, source, opened, names = file_form(paths[0]), str(paths[0]), list[Any](), list[set[str]]()
     readers: dict[str, Any] = {
-        "npy": lambda path: {"arr_0": npy_array(path)},
+        "npy": lambda path: {"arr_0": npy.open_memmap(path, "r")},
         "npz": npz_arrays,
         "hdf5": _hdf5,
         "a stream of Arrow": lambda path: (
@@ -500,7 +485,7 @@ def open_tables(paths: Sequence[Path]) -> Table:
         ),
     }
     for path in paths:
-        with reading(path, f"a file of the form {form}"):
+        with reading(path, f"a file of the form {form}, without Python objects,"):
             opened.append(readers.get(form, _csv)(path))
             names.append({*getattr(getattr(opened[-1], "schema", None), "names", opened[-1])})
     if lacking := sorted(set().union(*names) - names[0].intersection(*names)):
@@ -568,15 +553,13 @@ def _csv(path: Path) -> Any:
 
 
 def frame_table(source: Any) -> Table:
-    """Return the columns of a table in memory: of pandas, polars, DuckDB, pyarrow and others, of a
-    mapping (of numpy's archives and h5py, too), or of a structured array."""
-    location, fields = f"the {type(source).__name__}", getattr(source, "dtype", None)
-    names = [*source] if isinstance(source, Mapping) else getattr(fields, "names", None) or []
-    columns = {name: without_gradient(source[name]) for name in names}
-    arrays = {name: np.asarray(c[:]) for name, c in columns.items() if getattr(c, "shape", ())}
-    lists = {name: column for name, column in columns.items() if name not in arrays}
+    """Return the columns of a table in memory: of pandas, polars, DuckDB, pyarrow and others, or of
+    a structured array."""
+    location = f"the {type(source).__name__}"
+    fields = getattr(getattr(source, "dtype", None), "names", None)
+    columns = {name: source[name].tolist() for name in fields} if fields else source
     try:
-        data = _library("pyarrow", location).table(lists if names else source)
+        data = _library("pyarrow", location).table(columns)
     except Exception as error:  # from pyarrow, or the table's library
         raise DataError(
             f"{location} has a column that cannot be converted ({one_line(error)})"
@@ -586,4 +569,4 @@ def frame_table(source: Any) -> Table:
     names = [
         "index" if n in index and usual("items", [n]) is None else n for n in data.schema.names
     ]
-    return Table(location, arrays, data.rename_columns(names))
+    return Table(location, {}, data.rename_columns(names))
