@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -57,9 +57,9 @@ def open_table(name: str, table: Table, o: Options, mark: str = "", folder: str 
     A column of lists goes before paths of images, and these before columns of numbers.
     """
     images = {name: array for name, array in table.arrays.items() if len(array.shape) > 2}
-    if len(images) > 1:
-        raise DataError(f"{name} has several arrays of images ({', '.join(images)}): save one")
     if images and (o.vectors or usual("vectors", table.of_kind("list"))) is None:
+        if len(images) > 1:
+            raise DataError(f"{name} has several arrays of images ({', '.join(images)}): save one")
         return replace(open_array(next(iter(images.values())), o), name=name, **table.attributes(o))
     lists = [column for column in table.of_kind("list") if usual("labels", [column]) is None]
     has_vectors = o.vectors is not None or (lists and o.image_column is None)
@@ -276,8 +276,8 @@ def _targets(source: Any) -> tuple[Any, Any]:
             raise DataError(
                 "joined data sets have different classes: put their images in one folder"
             )
-        is_known = all(targets is not None for targets, _ in parts)
-        return np.concatenate([t for t, _ in parts]) if is_known else None, parts[0][1]
+        if all(targets is not None for targets, _ in parts):
+            return np.concatenate([targets for targets, _ in parts]), parts[0][1]
     if getattr(source, "target_transform", None) is not None:
         return None, None
     return without_gradient(getattr(source, "targets", None)), getattr(source, "classes", None)
@@ -396,9 +396,7 @@ def _opener(source: object) -> tuple[str, Callable[[Any, Options], Dataset], str
         return "a Hugging Face data set", open_hf, _TABLE, source
     if hasattr(source, "__arrow_c_stream__"):
         return "a table", partial(open_table, type(source).__name__), _TABLE, frame_table(source)
-    first: Any = source[0] if isinstance(source, list) and source else None
-    is_vector = isinstance(first, list) and not {*map(type, first)} - {int, float}
-    if is_vector or getattr(first, "ndim", 0) == 1 or hasattr(source, "ndim"):
+    if hasattr(source, "ndim"):
         return "an array", open_array, "", source
     return "a list of items", open_items, "", source
 
@@ -473,8 +471,12 @@ def _completed(dataset: Dataset) -> Dataset:
     ]
     for note in notes:
         log.info("%s: %s", dataset.name, note)
-    mark = fingerprint(dataset.fingerprint, dataset.ids.tobytes(), *marks, *texts)
-    return replace(dataset, fingerprint=mark, labels=labels, notes=notes)
+    return replace(
+        dataset,
+        fingerprint=fingerprint(dataset.fingerprint, dataset.ids.tobytes(), *marks, *texts),
+        labels=labels,
+        notes=notes,
+    )
 
 
 # Labels and names beside the data -----------------------------------------------------------------
@@ -502,8 +504,7 @@ def _with_labels(
         DataError: labels that match no item, are of another number, or cannot be read.
     """
     source, method = "labels", "in their order"
-    is_list = isinstance(labels, list) and not {*map(type, labels)} - {tuple, list}
-    if is_list and _are_pairs(labels):
+    if isinstance(labels, list) and {*map(type, labels)} <= {tuple, list} and _are_pairs(labels):
         labels, o = _table_of_pairs("labels", labels), Options()
     if isinstance(labels, str | os.PathLike):
         files = files_of(labels)
@@ -569,17 +570,12 @@ def _key(value: Any) -> str:
     return text.partition(".")[0] if WHOLE.fullmatch(text) else text
 
 
-def _stem(key: str) -> str:
-    """Return the name of a file without its folder and its ending."""
-    return os.path.splitext(os.path.basename(key))[0]
-
-
 _WAYS: dict[str, Callable[[str], str]] = {
     "name": str,
     "file name": os.path.basename,
-    "name without ending": _stem,
+    "name without ending": lambda key: PurePosixPath(key).stem,
     "id": str,
-    "name without zeros": lambda key: _stem(key).lstrip("0"),
+    "name without zeros": lambda key: PurePosixPath(key).stem.lstrip("0"),
 }
 """Ways in which the key of a label may name an item; of two, the first one counts."""
 _COUNT = re.compile("0|[1-9][0-9]*")
@@ -603,7 +599,6 @@ def _key_column(
     columns = [name for name in table.of_kind("text", "number") if name != label]
     requested = table.column(o.id_column, "id_column") if o.id_column else usual("items", columns)
     named = usual("ids", columns) or usual("names", columns)
-    row_numbers = [{*map(str, range(start, start + n))} for start in (0, 1)]
     matches = list[Any]()
     for column in [requested] if o.id_column and requested else columns:
         texts = list(map(_key, table.values(column)))
@@ -612,13 +607,15 @@ def _key_column(
         for order, (way, shorten) in enumerate(_WAYS.items()):
             keys, is_row = {*map(shorten, values)}, is_counted and way == "id"
             found = len(keys.intersection(item_keys[way]))
-            rows = len(texts) - texts.count("")
-            is_likely = values in row_numbers if is_row else 2 * found >= min(rows, n)
+            is_likely = (
+                values in ({*map(str, range(n))}, {*map(str, range(1, n + 1))})
+                if is_row
+                else 2 * found >= min(len(texts) - texts.count(""), n)
+            )
             is_unique = way == "id" or (len(keys), len({*item_keys[way]})) == (len(values), n)
             if found and is_unique and (is_likely or column == requested):
-                is_named = column == named
-                rank = not is_row, is_likely, is_text, is_named, found, -order, column == requested
-                matches.append((rank, column, way))
+                quality = not is_row, is_likely, is_text, column == named, found, -order
+                matches.append((quality, column, way))
     if matches:
         _, column, way = max(matches, key=itemgetter(0))
         return column, way

@@ -240,6 +240,7 @@ def usual(role: str, names: Iterable[str]) -> str | None:
     return next((plain[name] for name in USUAL[role] if name in plain), None)
 
 
+_NUMBER = re.compile(r"[-+]?\d*\.?\d+(e[-+]?\d+)?", re.IGNORECASE)
 _YES, _NO = ["1", "1.0", "True", "true"], ["0", "0.0", "False", "false"]
 _KINDS = {
     "list": r"(large_|fixed_size_)?list<\w+: (u?int|half|float|double).*",
@@ -532,9 +533,8 @@ def _csv(path: Path) -> Any:
     texts = [
         name for name in names if usual("labels", [name]) or usual("items", [name]) is not None
     ]
-    are_numbers = all(re.fullmatch(r"[-+]?\d*\.?\d+(e[-+]?\d+)?", n, re.I) for n in names)
     counted = [str(i) for i in range(len(names))]
-    is_row = are_numbers or any(map(is_image_name, names))
+    is_row = any(map(is_image_name, names)) or all(map(_NUMBER.fullmatch, names))
     has_header = not is_row or (len(names) > 2 and names == counted)
     names = names if has_header else counted
     if len(set(names)) < len(names) or not text[len(first) * has_header :].strip():

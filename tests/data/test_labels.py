@@ -13,7 +13,6 @@ from image_files import label_texts, put, save
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.data.open import open_data
 from gpq_faiss.errors import DataError
-from gpq_faiss.store.items import Item
 
 NFC, NFD = "Caf\u00e9", "Cafe\u0301"
 BAD = np.ones((20, 3), np.float32)
@@ -158,8 +157,3 @@ def test_labels_of_columns(tmp_path, column, expected):
 def test_labels_of_texts(tmp_path, content, expected):
     data = open_data(np.eye(4, 5), labels=save(tmp_path / "l.txt", content))
     assert label_texts(data) == expected
-
-
-def test_an_item_without_a_name_has_no_picture_by_name():
-    data = open_data(np.eye(3), names=["a", "", "b"])
-    assert [data.find(Item({"name": name})) for name in ("b", "")] == [2, -1]
