@@ -9,9 +9,9 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from operator import itemgetter
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -567,22 +567,25 @@ def _table_of_pairs(source: str, pairs: Sequence[Sequence[Any]]) -> Table:
 def _key(value: Any) -> str:
     """Return an id or a name as text; whole floats are whole numbers."""
     text = composed(plain_text(value).strip()).replace("\\", "/")
-    return text.partition(".")[0] if WHOLE.fullmatch(text) else text
+    return text.partition(".")[0] if "." in text and WHOLE.fullmatch(text) else text
 
 
 _WAYS: dict[str, Callable[[str], str]] = {
     "name": str,
     "file name": os.path.basename,
-    "name without ending": lambda key: PurePosixPath(key).stem,
+    "name without ending": lambda key: os.path.splitext(os.path.basename(key))[0],
     "id": str,
-    "name without zeros": lambda key: PurePosixPath(key).stem.lstrip("0"),
+    "name without zeros": lambda key: os.path.splitext(os.path.basename(key))[0].lstrip("0"),
 }
 """Ways in which the key of a label may name an item; of two, the first one counts."""
-_COUNT = re.compile("0|[1-9][0-9]*")
 
 
 def _key_column(
-    table: Table, o: Options, item_keys: Mapping[str, list[str]], is_counted: bool
+    table: Table,
+    o: Options,
+    item_keys: Mapping[str, list[str]],
+    is_counted: bool,
+    keys_of: Callable[[str], list[str]],
 ) -> tuple[str | None, str]:
     """Return the column of a table that names items, and the way, which is empty if none matches.
 
@@ -594,6 +597,7 @@ def _key_column(
     Args:
         item_keys: way -> the key of each item.
         is_counted: whether the ids of the data are its row numbers.
+        keys_of: column -> its values as keys.
     """
     label, n = o.label_column or usual("labels", table.kinds), len(item_keys["id"])
     columns = [name for name in table.of_kind("text", "number") if name != label]
@@ -601,16 +605,18 @@ def _key_column(
     named = usual("ids", columns) or usual("names", columns)
     matches = list[Any]()
     for column in [requested] if o.id_column and requested else columns:
-        texts = list(map(_key, table.values(column)))
-        values = {*texts} - {""}
-        is_text = not all(map(_COUNT.fullmatch, values))
+        values = {*keys_of(column)} - {""}
+        is_text = len(columns) > 1 and any(
+            not text.isdecimal() or text[0] == "0" != text for text in values
+        )
         for order, (way, shorten) in enumerate(_WAYS.items()):
-            keys, is_row = {*map(shorten, values)}, is_counted and way == "id"
+            is_row = is_counted and way == "id"
+            keys = {*map(shorten, values if item_keys[way] else ())}
             found = len(keys.intersection(item_keys[way]))
             is_likely = (
-                values in ({*map(str, range(n))}, {*map(str, range(1, n + 1))})
+                column == requested or values in ({*item_keys[way]}, {*map(str, range(1, n + 1))})
                 if is_row
-                else 2 * found >= min(len(texts) - texts.count(""), n)
+                else 2 * found >= min(sum(map(bool, keys_of(column))), n)
             )
             is_unique = way == "id" or (len(keys), len({*item_keys[way]})) == (len(values), n)
             if found and is_unique and (is_likely or column == requested):
@@ -639,11 +645,12 @@ def _matched(
     item_keys = {
         way: list(map(shorten, ids if way == "id" else names)) for way, shorten in _WAYS.items()
     }
-    items, way = (None, "") if is_single else _key_column(table, o, item_keys, is_counted)
+    keys_of = cache(lambda column: list(map(_key, table.values(column))))
+    items, way = (None, "") if is_single else _key_column(table, o, item_keys, is_counted, keys_of)
     if items is None and (is_single or len(labels) == len(dataset)):
         return dataset, labels, "in their order" + ", as no column names ids" * (not is_single)
     column = table.column(items, "id_column")
-    texts = list(map(_key, table.values(column)))
+    texts = keys_of(column)
     if repeated := [text for text, count in Counter(texts).items() if count > 1 and text]:
         raise DataError(
             f"{source}: {column!r} {repeated[0]!r} occurs more than once: give each item one line"
