@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -17,7 +16,6 @@ from ..codes.checks import named_rows
 from ..errors import DataError, one_line
 from ..files import content_of, fingerprint
 from ..store.hdf5 import Texts, as_texts
-from ..store.items import Item
 from .images import shown, to_pixels
 from .labels import Labels, Rows, row_numbers
 from .tables import Matrix
@@ -71,19 +69,6 @@ class Dataset(ABC):
     def row_of(self, id_: int) -> int:
         """Return the row of an id, of repeated ones the first; -1 if there is none."""
         return next(iter(np.flatnonzero(self.ids == id_).tolist()), -1)
-
-    @functools.cached_property
-    def _row_of_name(self) -> dict[str, int]:
-        names = self.texts.get("name", as_texts(())).tolist()
-        counts = Counter(names)
-        return {name: row for row, name in enumerate(names) if counts[name] == 1}
-
-    def find(self, item: Item) -> int:
-        """Return the row of an indexed item by its name; -1 if there is none, or another file."""
-        row = self._row_of_name.get(item.name or "", -1)
-        has_contents = row >= 0 and "content" in self.texts
-        is_other = has_contents and self.texts["content"][row] != item.texts.get("content")
-        return -1 if is_other else row
 
     def require_labels(self) -> Labels:
         """Return the labels. Raises DataError: no item has one."""

@@ -329,7 +329,7 @@ def label_notes(labels: Labels, source: tuple[str, str]) -> list[str]:
     sizes += [f"... ({len(counts) - 10:,} more)"] * (len(counts) > 10)
     missing = ", ".join(repr(name) for name in labels.class_names if name.lower() in MISSING)
     single = int((counts == 1).sum())
-    first, largest = labels.take(slice(0, 1)).counts(), int(counts.argmax())
+    alone, largest = labels.take(slice(0, 1)).counts() * (counts == 1), int(counts.argmax())
     words = {name: re.split(r"[\s,;]+", name) for name in labels.class_names}
     joined = [name for name, parts in words.items() if len(parts) > 1 and {*parts} <= {*words}]
     doubts = [
@@ -340,8 +340,8 @@ def label_notes(labels: Labels, source: tuple[str, str]) -> list[str]:
         ),
         (missing, f"{missing} count as classes: leave such labels empty if they mean none"),
         (
-            single == 1 and (first & (counts == 1)).any(),
-            f"the first item alone has {labels.class_names[int(first.argmax())]!r}"
+            single == 1 and alone.any(),
+            f"the first item alone has {labels.class_names[int(alone.argmax())]!r}"
             ": is it a header?",
         ),
         (

@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -57,9 +57,9 @@ def open_table(name: str, table: Table, o: Options, mark: str = "", folder: str 
     A column of lists goes before paths of images, and these before columns of numbers.
     """
     images = {name: array for name, array in table.arrays.items() if len(array.shape) > 2}
-    if len(images) > 1:
-        raise DataError(f"{name} has several arrays of images ({', '.join(images)}): save one")
     if images and (o.vectors or usual("vectors", table.of_kind("list"))) is None:
+        if len(images) > 1:
+            raise DataError(f"{name} has several arrays of images ({', '.join(images)}): save one")
         return replace(open_array(next(iter(images.values())), o), name=name, **table.attributes(o))
     lists = [column for column in table.of_kind("list") if usual("labels", [column]) is None]
     has_vectors = o.vectors is not None or (lists and o.image_column is None)
@@ -89,8 +89,6 @@ def open_table(name: str, table: Table, o: Options, mark: str = "", folder: str 
         value = table.rows[image][i].as_py() or {}
         return value if isinstance(value, bytes) else value.get("bytes") or value.get("path") or b""
 
-    if "name" in attributes["texts"]:
-        attributes["texts"]["content"] = as_texts(table.contents(image))
     return ImageDataset(
         name=name,
         fingerprint=mark,
@@ -278,8 +276,8 @@ def _targets(source: Any) -> tuple[Any, Any]:
             raise DataError(
                 "joined data sets have different classes: put their images in one folder"
             )
-        is_known = all(targets is not None for targets, _ in parts)
-        return np.concatenate([t for t, _ in parts]) if is_known else None, parts[0][1]
+        if all(targets is not None for targets, _ in parts):
+            return np.concatenate([targets for targets, _ in parts]), parts[0][1]
     if getattr(source, "target_transform", None) is not None:
         return None, None
     return without_gradient(getattr(source, "targets", None)), getattr(source, "classes", None)
@@ -396,11 +394,9 @@ def _opener(source: object) -> tuple[str, Callable[[Any, Options], Dataset], str
         return "a data set", lambda dataset, _: replace(dataset, notes=[]), "", source
     if "datasets" in {kind.__module__.partition(".")[0] for kind in type(source).__mro__}:
         return "a Hugging Face data set", open_hf, _TABLE, source
-    if hasattr(source, "__arrow_c_stream__") or isinstance(source, Mapping):
+    if hasattr(source, "__arrow_c_stream__"):
         return "a table", partial(open_table, type(source).__name__), _TABLE, frame_table(source)
-    first: Any = source[0] if isinstance(source, list) and source else None
-    is_vector = isinstance(first, list) and not {*map(type, first)} - {int, float}
-    if is_vector or getattr(first, "ndim", 0) == 1 or hasattr(source, "ndim"):
+    if hasattr(source, "ndim"):
         return "an array", open_array, "", source
     return "a list of items", open_items, "", source
 
@@ -459,10 +455,8 @@ def open_data(
     if "id" in attached:
         dataset = replace(dataset, ids=read_ids(without_gradient(attached["id"])))
     if "label" in attached:
-        label = attached["label"]
-        is_series = hasattr(label, "tolist") and hasattr(label, "iloc") and hasattr(source, "iloc")
-        label = label.tolist() if is_series and source.index.equals(label.index) else label
-        dataset = _with_labels(dataset, label, options)
+        index = source.index.tolist() if hasattr(source, "iloc") else None
+        dataset = _with_labels(dataset, attached["label"], options, index)
     return source if isinstance(source, Dataset) and not attached else _completed(dataset)
 
 
@@ -477,8 +471,12 @@ def _completed(dataset: Dataset) -> Dataset:
     ]
     for note in notes:
         log.info("%s: %s", dataset.name, note)
-    mark = fingerprint(dataset.fingerprint, dataset.ids.tobytes(), *marks, *texts)
-    return replace(dataset, fingerprint=mark, labels=labels, notes=notes)
+    return replace(
+        dataset,
+        fingerprint=fingerprint(dataset.fingerprint, dataset.ids.tobytes(), *marks, *texts),
+        labels=labels,
+        notes=notes,
+    )
 
 
 # Labels and names beside the data -----------------------------------------------------------------
@@ -491,33 +489,33 @@ def _with_names(dataset: Dataset, names: Any) -> Dataset:
     return replace(dataset, texts=dataset.texts | {"name": as_texts(map(plain_text, names))})
 
 
-def _with_labels(dataset: Dataset, labels: Any, o: Options) -> Dataset:
+def _with_labels(
+    dataset: Dataset, labels: Any, o: Options, index: list[Any] | None = None
+) -> Dataset:
     """Return a data set with other labels.
 
     Args:
-        labels: files of a table or of labels in the order of the items; a table, a dict or a Series
-            by id or name; or values in the order of the items (:func:`.labels.labels_of`).
+        labels: files of a table or of labels in the order of the items; a table, a dict, pairs or a
+            Series by id or name; or values in the order of the items (:func:`.labels.labels_of`).
+        index: that of the frame with the items, if any. A Series with the same index, or with row
+            numbers, is in the order of the items.
 
     Raises:
         DataError: labels that match no item, are of another number, or cannot be read.
     """
     source, method = "labels", "in their order"
-    is_list = isinstance(labels, list) and not {*map(type, labels)} - {tuple, list}
-    if is_list and {*map(len, labels)} == {2} and len(labels) not in (1, 2, 3):
-        keys = {_key(key) for key, _ in labels}
-        labels = dict(labels) if len(keys) == len(labels) else labels
+    if isinstance(labels, list) and {*map(type, labels)} <= {tuple, list} and _are_pairs(labels):
+        labels, o = _table_of_pairs("labels", labels), Options()
     if isinstance(labels, str | os.PathLike):
         files = files_of(labels)
         source, labels = files[0].name, _read_labels(files)
     if hasattr(labels, "columns") or getattr(getattr(labels, "dtype", None), "names", None):
         labels = frame_table(labels)
     elif hasattr(labels, "items"):  # a dict, or a Series of pandas
-        is_ordered = hasattr(labels, "index") and labels.index.tolist() == [*range(len(dataset))]
-        columns = {
-            name: np.fromiter((pair[i] for pair in labels.items()), object)
-            for i, name in enumerate(("id", "label"))
-        }
-        labels, o = labels.tolist() if is_ordered else Table("labels", columns), Options()
+        orders = ([*range(len(dataset))], index)
+        is_ordered = hasattr(labels, "index") and labels.index.tolist() in orders
+        pairs = _table_of_pairs("labels", [*labels.items()])
+        labels, o = labels.tolist() if is_ordered else pairs, Options()
     if isinstance(labels, Table):
         dataset, attached, method = _matched(dataset, labels, o, source)
     elif o.label_column or o.id_column:
@@ -546,69 +544,90 @@ def _read_labels(files: Sequence[Path]) -> Any:
     if re.search("[,;\t]", first) and not are_rows:
         return open_tables(files)
     words = [line.split(maxsplit=1) for line in lines if line]
-    keys = {key for key, *_ in words}
-    if {*map(len, words)} == {2} and len(keys) == len(words) > 3 and not are_rows:
-        columns = {"id": [key for key, _ in words], "label": [text for _, text in words]}
-        return Table(files[0].name, {name: np.array(c, object) for name, c in columns.items()})
+    if _are_pairs(words) and not are_rows:
+        return _table_of_pairs(files[0].name, words)
     is_name = usual("labels", [first]) is not None and first not in following
     is_number = [bool(ROW.fullmatch(x) or WHOLE.fullmatch(x) or x == "") for x in lines]
     has_header = following and (is_name or (all(is_number[1:]) and not is_number[0]))
     return following if has_header else lines
 
 
+def _are_pairs(rows: Sequence[Sequence[Any]]) -> bool:
+    """Return whether rows are a key and a label: more than three pairs, no key twice."""
+    keys = {_key(row[0]) for row in rows if len(row) == 2}
+    return len(keys) == len(rows) > 3
+
+
+def _table_of_pairs(source: str, pairs: Sequence[Sequence[Any]]) -> Table:
+    """Return the table of pairs of an id or name and a label."""
+    columns = [np.fromiter((pair[i] for pair in pairs), object) for i in (0, 1)]
+    return Table(source, dict(zip(("id", "label"), columns, strict=True)))
+
+
 def _key(value: Any) -> str:
     """Return an id or a name as text; whole floats are whole numbers."""
-    text = composed((value if isinstance(value, str) else plain_text(value)).strip())
-    text = text.replace("\\", "/")
+    text = composed(plain_text(value).strip()).replace("\\", "/")
     return text.partition(".")[0] if "." in text and WHOLE.fullmatch(text) else text
-
-
-def _stem(key: str) -> str:
-    """Return the name of a file without its folder and its ending."""
-    return os.path.splitext(os.path.basename(key))[0]
 
 
 _WAYS: dict[str, Callable[[str], str]] = {
     "name": str,
     "file name": os.path.basename,
-    "name without ending": _stem,
+    "name without ending": lambda key: os.path.splitext(os.path.basename(key))[0],
     "id": str,
-    "name without zeros": lambda key: _stem(key).lstrip("0"),
+    "name without zeros": lambda key: os.path.splitext(os.path.basename(key))[0].lstrip("0"),
 }
 """Ways in which the key of a label may name an item; of two, the first one counts."""
 
 
 def _key_column(
-    table: Table, o: Options, names: list[str], ids: list[str]
+    table: Table,
+    o: Options,
+    item_keys: Mapping[str, list[str]],
+    is_counted: bool,
+    keys_of: Callable[[str], list[str]],
 ) -> tuple[str | None, str]:
     """Return the column of a table that names items, and the way, which is empty if none matches.
 
-    It is the column with the most names or ids of the data, if these are half of what they could
-    be, or the column's own name is usual. Row numbers, from 0 or 1, are the last resort.
+    A column names items if it has half of the names or ids that it could have, or if its own name
+    is usual. Of several, texts go before numbers, which match by chance (the row numbers that
+    pandas writes, counts), then a usual name of ids or names, then the most matches. Row numbers,
+    from 0 or 1, are the last resort.
+
+    Args:
+        item_keys: way -> the key of each item.
+        is_counted: whether the ids of the data are its row numbers.
+        keys_of: column -> its values as keys.
     """
-    label, n = o.label_column or usual("labels", table.kinds), len(ids)
+    label, n = o.label_column or usual("labels", table.kinds), len(item_keys["id"])
     columns = [name for name in table.of_kind("text", "number") if name != label]
-    requested = o.id_column or usual("items", columns)
-    is_counted, matches = ids == [*map(str, range(n))], list[Any]()
-    for column in [o.id_column] if o.id_column else columns:
-        values = {*map(_key, table.values(column))} - {""}
+    requested = table.column(o.id_column, "id_column") if o.id_column else usual("items", columns)
+    named = usual("ids", columns) or usual("names", columns)
+    matches = list[Any]()
+    for column in [requested] if o.id_column and requested else columns:
+        values = {*keys_of(column)} - {""}
+        is_text = len(columns) > 1 and any(
+            not text.isdecimal() or text[0] == "0" != text for text in values
+        )
         for order, (way, shorten) in enumerate(_WAYS.items()):
-            items, keys = ids if way == "id" else names, {*map(shorten, values)}
-            found = keys & {*map(shorten, items)}
-            is_row = way == "id" and is_counted
-            is_likely = 2 * len(found) >= min(len(values), n)
-            if is_row and is_likely:
-                is_likely = values in ({*ids}, {*map(str, range(1, n + 1))})
-            sizes = len(keys), len({*map(shorten, items)})
-            is_unique = way == "id" or sizes == (len(values), n)
+            is_row = is_counted and way == "id"
+            keys = {*map(shorten, values if item_keys[way] else ())}
+            found = len(keys.intersection(item_keys[way]))
+            is_likely = (
+                column == requested or values in ({*item_keys[way]}, {*map(str, range(1, n + 1))})
+                if is_row
+                else 2 * found >= min(sum(map(bool, keys_of(column))), n)
+            )
+            is_unique = way == "id" or (len(keys), len({*item_keys[way]})) == (len(values), n)
             if found and is_unique and (is_likely or column == requested):
-                rank = not is_row, len(found), -order, column == requested
-                matches.append((rank, column, way))
+                quality = not is_row, is_likely, is_text, column == named, found, -order
+                matches.append((quality, column, way))
     if matches:
         _, column, way = max(matches, key=itemgetter(0))
         return column, way
-    texts = [name for name in columns if names and len({*table.texts(name)}) == n]
-    return requested or next(iter(texts), None), ""
+    names = item_keys["name"]
+    distinct = (name for name in columns if names and len({*table.texts(name)}) == n)
+    return requested or next(distinct, None), ""
 
 
 def _matched(
@@ -622,16 +641,20 @@ def _matched(
     labels, is_single = table.labels(o), len(table.kinds) == 1
     ids = list(map(str, dataset.ids.tolist()))
     names = list(map(_key, dataset.texts.get("name", ())))
-    items, way = (None, "") if is_single else _key_column(table, o, names, ids)
+    is_counted = ids == [*map(str, range(len(ids)))]
+    item_keys = {
+        way: list(map(shorten, ids if way == "id" else names)) for way, shorten in _WAYS.items()
+    }
+    keys_of = cache(lambda column: list(map(_key, table.values(column))))
+    items, way = (None, "") if is_single else _key_column(table, o, item_keys, is_counted, keys_of)
     if items is None and (is_single or len(labels) == len(dataset)):
         return dataset, labels, "in their order" + ", as no column names ids" * (not is_single)
     column = table.column(items, "id_column")
-    texts = list(map(_key, table.values(column)))
+    texts = keys_of(column)
     if repeated := [text for text, count in Counter(texts).items() if count > 1 and text]:
         raise DataError(
             f"{source}: {column!r} {repeated[0]!r} occurs more than once: give each item one line"
         )
-    is_counted = ids == [*map(str, range(len(ids)))]
     if not (way or names) and is_counted and table.source != "labels" and len(texts) == len(ids):
         return _with_names(dataset, texts), labels, f"in their order, with the names in {column!r}"
     if not way:
@@ -640,9 +663,8 @@ def _matched(
             f"(it has {texts[:1]}, the data {(names or ids)[:1]})"
             ": give those of the data with --read names=FILE or ids=FILE"
         )
-    keys = list(map(_WAYS[way], ids if way == "id" else names))
     positions = {_WAYS[way](text): i for i, text in enumerate(texts) if text}
-    unmatched = sorted(positions.keys() - {*keys})
+    unmatched = sorted(positions.keys() - {*item_keys[way]})
     if way == "id" and unmatched and is_counted:
         raise DataError(
             f"{source} has the id {unmatched[0]} in {column!r}, but the data has no ids"
@@ -650,5 +672,5 @@ def _matched(
         )
     others = f" ({len(unmatched):,} rows are of other items)" if unmatched else ""
     dataset.notes += ["ids are row numbers, from 0"] * (way == "id" and is_counted)
-    rows = np.array([positions.get(key, -1) for key in keys])
+    rows = np.array([positions.get(key, -1) for key in item_keys[way]])
     return dataset, labels.at(rows), f"matched by {way} in {column!r}{others}"

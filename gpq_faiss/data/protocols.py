@@ -215,8 +215,8 @@ def make_split(
             f"{', '.join(PROTOCOLS)}, only protocol 1 takes queries, and a seed is not negative"
         )
     has_unseen = protocol in ("2", "transfer")
-    default = "all" if has_unseen else 1 / 12
-    spec = str(default if labelled in (None, "") else labelled)
+    default = 1 if has_unseen else 1 / 12
+    spec = str(default if labelled in (None, "") else 1 if labelled == "all" else labelled)
     has_label, query = labels.has(), np.zeros(len(labels), bool)
     visible, seen_classes = labels, None
     with errors_of(source):
@@ -233,7 +233,7 @@ def make_split(
         else:
             if protocol == "1":
                 free = has_label.copy()
-                if spec != "all" and not _SPEC.fullmatch(spec):
+                if not _SPEC.fullmatch(spec):
                     free[read_rows(spec, ids, "--labelled", has_label)] = False
                 query[_choose(labels, free, queries, seed, _QUERY, ids)] = True
             database = training = has_label & ~query
@@ -242,11 +242,7 @@ def make_split(
                 f"{len(labels):,} items of {labels.n_classes:,} classes are too few for queries"
                 f" of protocol {protocol}: take protocol none"
             )
-        chosen = (
-            np.flatnonzero(training)
-            if spec == "all"
-            else _choose(visible, training, spec, seed, _LABELLED, ids)
-        )
+        chosen = _choose(visible, training, spec, seed, _LABELLED, ids)
         empty = np.flatnonzero(visible.take(chosen).counts() == 0)
         if empty.size:
             raise DataError(

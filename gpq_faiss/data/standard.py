@@ -131,15 +131,20 @@ def open_folder(path: str, o: Options) -> ImageDataset:
             visited.add(whole if is_inside else target)
             if subfolder.name[0] == "." or subfolder.name.lower() in left_out or is_repeated:
                 below.remove(subfolder.name)
-                reason = "is a link to a folder that is read anyway: " * is_repeated
-                notes.append(f"{shown(str(subfolder.relative_to(root)))} {reason}left out")
+                notes.append(
+                    f"{shown(str(subfolder.relative_to(root)))} "
+                    f"{'is a link to a folder that is read anyway: ' * is_repeated}left out"
+                )
         below.sort()
         images += [
             os.path.relpath(os.path.join(folder, file), root)
             for file in filter(is_image_name, files)
         ]
-        unread = [file for file in files if file[0] != "." and not is_image_name(file)]
-        others.update(Path(file).suffix.lower() for file in unread)
+        others.update(
+            Path(file).suffix.lower()
+            for file in files
+            if file[0] != "." and not is_image_name(file)
+        )
     notes += [f"{n:,} files {ending or 'without ending'} left out" for ending, n in others.items()]
     if not images:
         raise DataError(

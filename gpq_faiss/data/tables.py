@@ -28,11 +28,10 @@ from numpy.typing import NDArray
 
 from ..codes.checks import named_rows
 from ..errors import DataError, one_line, optional
-from ..files import fingerprint
 from ..ids import whole_numbers
 from ..inputs import read_text, reading
 from ..store.hdf5 import Hdf5Array, Texts, as_texts, open_hdf5
-from .images import is_image_name, without_gradient
+from .images import is_image_name
 from .labels import WHOLE, Labels, Rows, labels_of, plain_text, row_numbers
 
 # Matrices -----------------------------------------------------------------------------------------
@@ -81,12 +80,6 @@ Matrix = NDArray[Any] | LazyArray | Hdf5Array | JoinedMatrix
 
 
 _NPY_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-
-
-def npy_array(path: Path) -> Matrix:
-    """Map the array in a ``.npy`` file."""
-    with reading(path, "a .npy array without Python objects, which are not loaded"):
-        return npy.open_memmap(path, "r")
 
 
 def npz_arrays(path: Path) -> dict[str, Matrix]:
@@ -247,6 +240,7 @@ def usual(role: str, names: Iterable[str]) -> str | None:
     return next((plain[name] for name in USUAL[role] if name in plain), None)
 
 
+_NUMBER = re.compile(r"[-+]?\d*\.?\d+(e[-+]?\d+)?", re.IGNORECASE)
 _YES, _NO = ["1", "1.0", "True", "true"], ["0", "0.0", "False", "false"]
 _KINDS = {
     "list": r"(large_|fixed_size_)?list<\w+: (u?int|half|float|double).*",
@@ -358,14 +352,6 @@ class Table:
             out[start : start + len(lists)] = numbers.reshape(-1, shape[1])
             start += len(lists)
         return out
-
-    def contents(self, name: str) -> list[str]:
-        """Return a hash of each image of a column: of its first 16 KiB, and its length."""
-        column = self.rows[name]
-        if self.kinds[name] == "image" and not hasattr(column[0], "as_buffer"):
-            column = _library("pyarrow.compute", self.source).struct_field(column, "bytes")
-        buffers = (value.as_buffer() or b"" for value in column)
-        return [fingerprint(bytes(buffer[: 16 << 10]), str(len(buffer))) for buffer in buffers]
 
     def labels(self, o: Options) -> Labels:
         """Return the labels of the requested or usual column, or of columns of 0 and 1.
@@ -484,7 +470,7 @@ def open_tables(paths: Sequence[Path]) -> Table:
     """
     form, source, opened, names = file_form(paths[0]), str(paths[0]), list[Any](), list[set[str]]()
     readers: dict[str, Any] = {
-        "npy": lambda path: {"arr_0": npy_array(path)},
+        "npy": lambda path: {"arr_0": npy.open_memmap(path, "r")},
         "npz": npz_arrays,
         "hdf5": _hdf5,
         "a stream of Arrow": lambda path: (
@@ -500,7 +486,7 @@ def open_tables(paths: Sequence[Path]) -> Table:
         ),
     }
     for path in paths:
-        with reading(path, f"a file of the form {form}"):
+        with reading(path, f"a file of the form {form}, without Python objects,"):
             opened.append(readers.get(form, _csv)(path))
             names.append({*getattr(getattr(opened[-1], "schema", None), "names", opened[-1])})
     if lacking := sorted(set().union(*names) - names[0].intersection(*names)):
@@ -547,9 +533,8 @@ def _csv(path: Path) -> Any:
     texts = [
         name for name in names if usual("labels", [name]) or usual("items", [name]) is not None
     ]
-    are_numbers = all(re.fullmatch(r"[-+]?\d*\.?\d+(e[-+]?\d+)?", n, re.I) for n in names)
     counted = [str(i) for i in range(len(names))]
-    is_row = are_numbers or any(map(is_image_name, names))
+    is_row = any(map(is_image_name, names)) or all(map(_NUMBER.fullmatch, names))
     has_header = not is_row or (len(names) > 2 and names == counted)
     names = names if has_header else counted
     if len(set(names)) < len(names) or not text[len(first) * has_header :].strip():
@@ -568,15 +553,13 @@ def _csv(path: Path) -> Any:
 
 
 def frame_table(source: Any) -> Table:
-    """Return the columns of a table in memory: of pandas, polars, DuckDB, pyarrow and others, of a
-    mapping (of numpy's archives and h5py, too), or of a structured array."""
-    location, fields = f"the {type(source).__name__}", getattr(source, "dtype", None)
-    names = [*source] if isinstance(source, Mapping) else getattr(fields, "names", None) or []
-    columns = {name: without_gradient(source[name]) for name in names}
-    arrays = {name: np.asarray(c[:]) for name, c in columns.items() if getattr(c, "shape", ())}
-    lists = {name: column for name, column in columns.items() if name not in arrays}
+    """Return the columns of a table in memory: of pandas, polars, DuckDB, pyarrow and others, or of
+    a structured array."""
+    location = f"the {type(source).__name__}"
+    fields = getattr(getattr(source, "dtype", None), "names", None)
+    columns = {name: source[name].tolist() for name in fields} if fields else source
     try:
-        data = _library("pyarrow", location).table(lists if names else source)
+        data = _library("pyarrow", location).table(columns)
     except Exception as error:  # from pyarrow, or the table's library
         raise DataError(
             f"{location} has a column that cannot be converted ({one_line(error)})"
@@ -586,4 +569,4 @@ def frame_table(source: Any) -> Table:
     names = [
         "index" if n in index and usual("items", [n]) is None else n for n in data.schema.names
     ]
-    return Table(location, arrays, data.rename_columns(names))
+    return Table(location, {}, data.rename_columns(names))

@@ -22,7 +22,7 @@ from ..codes.checks import Ids
 from ..data.base import Dataset
 from ..errors import DataError
 from ..indexes.index import Index
-from ..store.items import ChangedItems, Item
+from ..store.items import ChangedItems, FileRows, Item
 from .live import LiveIndex
 
 log = logging.getLogger(__name__)
@@ -50,6 +50,7 @@ class Catalogue:
         if dataset is None:
             return
         self.dataset = replace(dataset, max_bad=1.0)  # broken pictures are skipped
+        self._files = FileRows(dataset.texts) if "content" in dataset.texts else None
         if not self.has_pictures:
             log.warning(
                 "%s has no files with names, and is not the data that were indexed: no pictures",
@@ -121,7 +122,7 @@ class Catalogue:
     @property
     def has_pictures(self) -> bool:
         """Whether the data set has files with names, or is the one that was indexed."""
-        if self.dataset is None or "content" in self.dataset.texts:
+        if self.dataset is None or self._files is not None:
             return self.dataset is not None
         is_indexed = self.live.items.data_fingerprint == self.dataset.fingerprint
         return is_indexed and self.live.is_complete
@@ -134,8 +135,7 @@ class Catalogue:
         if self.dataset is None or not self.has_pictures or id_ in self.live.changes:
             return None
         item = self.live.items.item(id_) or Item({})
-        has_files = "content" in self.dataset.texts
-        row = self.dataset.find(item) if has_files else self.dataset.row_of(id_)
+        row = self.dataset.row_of(id_) if self._files is None else self._files.find(item)
         return None if row < 0 else self.dataset.read(np.array([row]))[0]
 
     def thumbnail(self, id_: int) -> tuple[bytes, str] | None:

@@ -26,7 +26,7 @@ from ..indexes.index import IdList, Index
 from ..indexes.opening import open_index
 from ..nn.device import gpu_memory
 from ..report.gallery import Cell, save_gallery
-from ..store.items import Item
+from ..store.items import FileRows, Item
 from ..store.rows import RowReader
 
 if TYPE_CHECKING:
@@ -269,8 +269,8 @@ class SearchResult(Shown):
         """
         if not isinstance(items, ImageDataset) or not isinstance(queries, ImageDataset):
             raise DataError("a picture needs images, of the items (--images) and as queries")
-        has_files = "content" in items.texts
-        if not has_files and self.data_fingerprint != items.fingerprint:
+        files = FileRows(items.texts) if "content" in items.texts else None
+        if files is None and self.data_fingerprint != items.fingerprint:
             raise DataError(
                 f"{items.name} is not the data of the index, and nothing names its items: "
                 "give the data that were encoded"
@@ -292,7 +292,7 @@ class SearchResult(Shown):
                 both_labelled = labels and item.labels is not None
                 relevant = not set(labels).isdisjoint(item.labels or ()) if both_labelled else None
                 caption = " · ".join([*(item.labels or ()), f"{score:.2f}"])
-                image_row = items.find(item) if has_files else items.row_of(number)
+                image_row = items.row_of(number) if files is None else files.find(item)
                 cells.append(_cell(items, image_row, caption, relevant))
             gallery.append(cells[: 1 + int((ids != -1).sum())])
         return save_gallery(gallery, out, overwrite=overwrite)

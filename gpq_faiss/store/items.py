@@ -14,6 +14,7 @@ import errno
 import json
 import os
 import sqlite3
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from ..errors import DataError, one_line
 from ..files import Closing
 from ..inputs import check_file
 from .changes import Change
+from .hdf5 import Texts
 from .rows import RowReader, row_blocks
 
 _EXPECTED = "the names and labels of an index (written by 'gpq index')"
@@ -77,6 +79,24 @@ class About(NamedTuple):
 def items_path(index: str | Path) -> Path:
     """Return the path of the items file of an index: ``index.faiss.items.sqlite``."""
     return Path(f"{index}.items.sqlite")
+
+
+class FileRows:
+    """Finds the file of an indexed item in a data set of files, by name and content.
+
+    Args:
+        texts: columns ``name`` and ``content`` of the data set.
+    """
+
+    def __init__(self, texts: Mapping[str, Texts]) -> None:
+        names = texts["name"].tolist()
+        counts, self._contents = Counter(names), texts["content"]
+        self._rows = {name: row for row, name in enumerate(names) if name and counts[name] == 1}
+
+    def find(self, item: Item) -> int:
+        """Return the row of an item; -1 if its name is gone or stands for another file."""
+        row = self._rows.get(item.name or "", -1)
+        return row if row >= 0 and self._contents[row] == item.texts.get("content") else -1
 
 
 class ItemSource(Closing):

@@ -36,7 +36,7 @@ def floats(*rows):
 VECTORS = [
     ("a.xyz", b"1 2", "is empty, has a header line alone"),
     ("a.parquet", b"PAR1" + b"x" * 99, "is not a file of the form parquet"),
-    ("a.npy", npy(X)[:-9], "is not a .npy array .*truncated"),
+    ("a.npy", npy(X)[:-9], "is not a file of the form npy, .*truncated"),
     ("a.npy", X[0], r"\[7\]: numbers \[N, width\]"),
     ("a.npy", X[:0], r"\[0, 7\]"),
     ("a.npy", np.array([[{}]], object), "without Python objects"),

@@ -258,6 +258,20 @@ def test_the_column_that_names_most_items_is_found(columns, way):
     assert data.labels.has().sum() == round(0.8 * N)
 
 
+@pytest.mark.parametrize("text", ["{:04}.png", "{:04}", None])
+def test_row_numbers_in_a_table_do_not_name_items_that_another_column_names(folder, text):
+    """As pandas writes them: they count from 0 to 11, and match more items than the names."""
+    order, names = np.random.default_rng(1).permutation(N), [f"{i:04}.png" for i in range(N)]
+    numbers = [98, 99, *(order[2:] + 1).tolist()]  # two rows are of other items
+    keys = {"file": [text.format(i - 1) for i in numbers]} if text else {"image_id": numbers}
+    keys = {"Unnamed: 0": range(N), **keys, "label": [CLASSES[i] for i in order]}
+    items = {"names": names} if text else {"ids": np.arange(1, N + 1)}
+    data = open_data(X, labels=pd.DataFrame(keys), **items)
+    is_listed = np.isin(np.arange(N), order[2:])
+    assert label_texts(data) == np.where(is_listed, CLASSES, "").tolist()
+    refused(X, "has no column 'nr'", labels=pd.DataFrame(keys), id_column="nr", **items)
+
+
 def test_names_that_do_not_match_are_refused(folder):
     table = pd.DataFrame({"photo": [f"other {i}" for i in range(N)], "label": CLASSES})
     names = [f"{i}.png" for i in range(N)]
@@ -287,8 +301,8 @@ def test_several_arrays_of_one_row_are_refused(folder):
     images = np.zeros((N, 8, 8), np.uint8)
     np.savez("m.npz", train_images=images, test_images=images)
     refused("m.npz", "several arrays of images \\(train_images, test_images\\)")
-    named = {f"img_{i}": X[i] for i in range(N)}
-    refused(named, "which column holds the vectors")
+    np.savez("n.npz", **{f"img_{i}": X[i] for i in range(N)})
+    refused("n.npz", "which column holds the vectors")
 
 
 @pytest.mark.parametrize(("key", "note"), [("{}.png", "file name"), ("{}", "name without ending")])
@@ -498,14 +512,7 @@ def test_vectors_in_objects(folder):
 
 
 def test_vectors_and_labels_in_one_object(folder):
-    columns = {"emb": X, "label": np.array(CLASSES)}
-    np.savez("a.npz", **columns)
     tensors = TensorDataset(torch.tensor(X), torch.tensor(Y))
-    with np.load("a.npz") as archive, h5py.File("a.h5", "w") as h5:
-        h5["emb"], h5["label"] = X, CLASSES
-        for source in (columns, {"emb": X, "label": CLASSES}, archive, h5):
-            assert label_texts(open_data(source)) == CLASSES
-            np.testing.assert_array_equal(open_data(source).read(slice(None)), X)
     triples = TensorDataset(torch.tensor(X), torch.tensor(Y), torch.arange(N))
     for source in (tensors, triples, Subset(tensors, range(N))):
         assert label_texts(open_data(source)) == Y.astype(str).tolist()
@@ -591,6 +598,7 @@ def test_another_scale_is_a_warning(factor, shift):
         (["red", "blue", "red, blue"] * 4, "red, blue: separate several labels of an item by |"),
         ([["x", name] for name in CLASSES], "every item has 'x': then no result can be wrong"),
         (["species", *["cat"] * 6, *["dog"] * 5], "the first item alone has 'species': is it a"),
+        ([["cat", "z"], *[["cat"]] * 6, *[["dog"]] * 5], "the first item alone has 'z': is it a"),
         ([f"caption {i}" for i in range(N)], "12 of 12 classes have one item: are they ids or"),
     ],
 )

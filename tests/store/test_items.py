@@ -17,6 +17,7 @@ from gpq_faiss.store.hdf5 import as_texts
 from gpq_faiss.store.items import (
     About,
     ChangedItems,
+    FileRows,
     Item,
     Items,
     RowItems,
@@ -164,3 +165,10 @@ def test_damaged_file_is_one_line(tmp_path, damage):
         path.write_bytes(damage)
     with pytest.raises(DataError, match=r"items .*index the codes again"), Items(path) as items:
         items.lookup(np.array([3, 5]))
+
+
+def test_files_are_found_by_name_and_content():
+    texts = {"name": ["a", "b", "", "c", "c"], "content": ["1", "2", "3", "4", "4"]}
+    files = FileRows({name: as_texts(values) for name, values in texts.items()})
+    items = [("b", "2"), ("b", "1"), ("", "3"), ("c", "4"), ("d", "5")]
+    assert [files.find(Item({"name": n, "content": c})) for n, c in items] == [1, -1, -1, -1, -1]
