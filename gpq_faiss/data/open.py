@@ -612,15 +612,15 @@ def _key_column(
         for order, (way, shorten) in enumerate(_WAYS.items()):
             is_row = is_counted and way == "id"
             keys = {*map(shorten, values if item_keys[way] else ())}
-            found = len(keys.intersection(item_keys[way]))
+            count = len(keys.intersection(item_keys[way]))
             is_likely = (
                 column == requested or values in ({*item_keys[way]}, {*map(str, range(1, n + 1))})
                 if is_row
-                else 2 * found >= min(sum(map(bool, keys_of(column))), n)
+                else 2 * count >= min(sum(map(bool, keys_of(column))), n)
             )
             is_unique = way == "id" or (len(keys), len({*item_keys[way]})) == (len(values), n)
-            if found and is_unique and (is_likely or column == requested):
-                quality = not is_row, is_likely, is_text, column == named, found, -order
+            if count and is_unique and (is_likely or column == requested):
+                quality = not is_row, is_likely, is_text, column == named, count, -order
                 matches.append((quality, column, way))
     if matches:
         _, column, way = max(matches, key=itemgetter(0))

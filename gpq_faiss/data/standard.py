@@ -116,7 +116,7 @@ def open_folder(path: str, o: Options) -> ImageDataset:
         raise DataError(f"{name} is no folder, or not found: extract it, and give the folder")
     notes: list[str] = []
     images: list[str] = []
-    others = Counter[str]()
+    unread = Counter[str]()
     visited = {whole := root.resolve()}
 
     def fail(error: OSError) -> None:
@@ -140,12 +140,12 @@ def open_folder(path: str, o: Options) -> ImageDataset:
             os.path.relpath(os.path.join(folder, file), root)
             for file in filter(is_image_name, files)
         ]
-        others.update(
+        unread.update(
             Path(file).suffix.lower()
             for file in files
             if file[0] != "." and not is_image_name(file)
         )
-    notes += [f"{n:,} files {ending or 'without ending'} left out" for ending, n in others.items()]
+    notes += [f"{n:,} files {ending or 'without ending'} left out" for ending, n in unread.items()]
     if not images:
         raise DataError(
             f"{name} contains no images ({'; '.join(notes) or 'it is empty'})"
