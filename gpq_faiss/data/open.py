@@ -641,7 +641,7 @@ def _matched(
     labels, is_single = table.labels(o), len(table.kinds) == 1
     ids = list(map(str, dataset.ids.tolist()))
     names = list(map(_key, dataset.texts.get("name", ())))
-    is_counted = ids == [*map(str, range(len(ids)))]
+    is_counted = np.array_equal(dataset.ids, np.arange(len(dataset)))
     item_keys = {
         way: list(map(shorten, ids if way == "id" else names)) for way, shorten in _WAYS.items()
     }
