@@ -31,8 +31,8 @@ class Dataset(ABC):
         kind: ``images`` or ``features``.
         ids: int64 [N], returned by searches; default: the row numbers.
         labels: None if no item has one.
-        texts: text columns, StringDType [N]; ``name`` is the path or key of an item, ``content`` a
-            hash of its file.
+        texts: text columns, StringDType [N]; ``name`` is the path or key of an item,
+            ``file_hash`` a hash of its file.
         label_source: where the labels are from, and how they belong to the items, for the log.
         notes: lines of the log on what was understood.
         max_bad: fraction of unreadable images that is no error.
@@ -202,7 +202,7 @@ def image_files(
         fingerprint=fingerprint("images", *names, *contents),
         paths=paths,
         fetch=paths.__getitem__,
-        texts={"name": as_texts(names), "content": as_texts(contents)} | (texts or {}),
+        texts={"name": as_texts(names), "file_hash": as_texts(contents)} | (texts or {}),
         **attributes,
     )
     for i in [i for i, path in enumerate(paths) if not os.path.isfile(path)]:

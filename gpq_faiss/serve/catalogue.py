@@ -22,7 +22,7 @@ from ..codes.checks import Ids
 from ..data.base import Dataset
 from ..errors import DataError
 from ..indexes.index import Index
-from ..store.items import ChangedItems, FileRows, Item
+from ..store.items import CHANGED_DATA, ChangedItems, FileRows, Item
 from .live import LiveIndex
 
 log = logging.getLogger(__name__)
@@ -50,18 +50,14 @@ class Catalogue:
         if dataset is None:
             return
         self.dataset = replace(dataset, max_bad=1.0)  # broken pictures are skipped
-        self._files = FileRows(dataset.texts) if "content" in dataset.texts else None
+        self._files = FileRows(dataset.texts) if "file_hash" in dataset.texts else None
         if not self.has_pictures:
             log.warning(
                 "%s has no files with names, and is not the data that were indexed: no pictures",
                 dataset.name,
             )
         elif live.items.data_fingerprint not in ("", dataset.fingerprint):
-            log.warning(
-                "%s or its labels are not as they were when encoded: pictures are found by names,"
-                " and left out where the file is another",
-                dataset.name,
-            )
+            log.warning(CHANGED_DATA, dataset.name)
 
     def items(self, ids: Sequence[int]) -> list[dict[str, Any]]:
         """Return id, name and labels of each item [n]."""

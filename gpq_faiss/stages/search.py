@@ -26,7 +26,7 @@ from ..indexes.index import IdList, Index
 from ..indexes.opening import open_index
 from ..nn.device import gpu_memory
 from ..report.gallery import Cell, save_gallery
-from ..store.items import FileRows, Item
+from ..store.items import CHANGED_DATA, FileRows, Item
 from ..store.rows import RowReader
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ class SearchResult(Shown):
     def _kept(self) -> list[str]:
         """Names of the kept columns of the items."""
         texts = dict.fromkeys(name for item in self.items.values() for name in item.texts)
-        return [name for name in texts if name not in ("name", "content")]
+        return [name for name in texts if name not in ("name", "file_hash")]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield a row for each result: query, rank, id, name, labels (separated by ``|``), score,
@@ -269,18 +269,14 @@ class SearchResult(Shown):
         """
         if not isinstance(items, ImageDataset) or not isinstance(queries, ImageDataset):
             raise DataError("a picture needs images, of the items (--images) and as queries")
-        files = FileRows(items.texts) if "content" in items.texts else None
+        files = FileRows(items.texts) if "file_hash" in items.texts else None
         if files is None and self.data_fingerprint != items.fingerprint:
             raise DataError(
                 f"{items.name} is not the data of the index, and nothing names its items: "
                 "give the data that were encoded"
             )
         if self.data_fingerprint not in ("", items.fingerprint):
-            log.warning(
-                "%s or its labels are not as they were when encoded: pictures are found by names,"
-                " and left out where the file is another",
-                items.name,
-            )
+            log.warning(CHANGED_DATA, items.name)
         gallery = []
         for query_id, ids, scores in zip(self.query_ids, self.ids, self.scores, strict=True):
             query_row = queries.row_of(query_id)

@@ -81,22 +81,29 @@ def items_path(index: str | Path) -> Path:
     return Path(f"{index}.items.sqlite")
 
 
+CHANGED_DATA = (
+    "%s or its labels are not as they were when encoded: pictures are found by names, "
+    "and left out where the file is another"
+)
+"""Warning of data whose pictures are shown; its argument is their name."""
+
+
 class FileRows:
     """Finds the file of an indexed item in a data set of files, by name and content.
 
     Args:
-        texts: columns ``name`` and ``content`` of the data set.
+        texts: columns ``name`` and ``file_hash`` of the data set.
     """
 
     def __init__(self, texts: Mapping[str, Texts]) -> None:
         names = texts["name"].tolist()
-        counts, self._contents = Counter(names), texts["content"]
+        counts, self._contents = Counter(names), texts["file_hash"]
         self._rows = {name: row for row, name in enumerate(names) if name and counts[name] == 1}
 
     def find(self, item: Item) -> int:
         """Return the row of an item; -1 if its name is gone or stands for another file."""
         row = self._rows.get(item.name or "", -1)
-        return row if row >= 0 and self._contents[row] == item.texts.get("content") else -1
+        return row if row >= 0 and self._contents[row] == item.texts.get("file_hash") else -1
 
 
 class ItemSource(Closing):

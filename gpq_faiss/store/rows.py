@@ -9,7 +9,7 @@ dataset            type                      meaning
 ``labels``         uint8 [N, ceil(C/8)]      multi-hot, ``np.packbits`` order; zero: unlabelled
 ``class_names``    text [C]                  names of the classes
 ``texts/NAME``     text [N]                  a column of texts; ``name`` is an item's path or key,
-                                             ``content`` a hash of its image file
+                                             ``file_hash`` a hash of its image file
 ``codebooks``      float32 [M, K, d]         codebooks of the model
 =================  ========================  ====================================================
 

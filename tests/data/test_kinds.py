@@ -454,6 +454,14 @@ def test_images_in_arrays_have_the_labels_beside_them(folder):
     np.testing.assert_array_equal(data.image(3)[..., 0], images[3])
 
 
+def test_a_kept_column_stands_beside_the_hash_of_the_file(folder):
+    put(folder, "1.png", "2.png")
+    save(folder / "t.csv", "path,content\n1.png,a sea\n2.png,a hill\n")
+    data = open_data("t.csv", keep="content")
+    assert data.texts["content"].tolist() == ["a sea", "a hill"]
+    assert len({*data.texts["file_hash"]}) == 2
+
+
 @pytest.mark.parametrize("rows", [X, np.repeat(CLASSES, 8).reshape(N, 8)])
 def test_numbers_of_columns_are_a_header(folder, rows):
     table = pd.DataFrame(rows).assign(label=CLASSES)

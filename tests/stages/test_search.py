@@ -130,7 +130,7 @@ def test_pictures_are_found_by_name(shop, tmp_path, caplog):
     pictures = (tmp_path / "x.png").read_bytes()
     assert (tmp_path / "changed.png").read_bytes() == pictures
     replaced = replace(
-        images, texts=images.texts | {"content": as_texts(["another"] * len(images))}
+        images, texts=images.texts | {"file_hash": as_texts(["another"] * len(images))}
     )
     result.draw(replaced, images, tmp_path / "replaced.png")
     result.items[int(result.ids[0, 0])].texts.clear()

@@ -168,7 +168,7 @@ def test_damaged_file_is_one_line(tmp_path, damage):
 
 
 def test_files_are_found_by_name_and_content():
-    texts = {"name": ["a", "b", "", "c", "c"], "content": ["1", "2", "3", "4", "4"]}
+    texts = {"name": ["a", "b", "", "c", "c"], "file_hash": ["1", "2", "3", "4", "4"]}
     files = FileRows({name: as_texts(values) for name, values in texts.items()})
     items = [("b", "2"), ("b", "1"), ("", "3"), ("c", "4"), ("d", "5")]
-    assert [files.find(Item({"name": n, "content": c})) for n, c in items] == [1, -1, -1, -1, -1]
+    assert [files.find(Item({"name": n, "file_hash": c})) for n, c in items] == [1, -1, -1, -1, -1]
