@@ -125,10 +125,13 @@ def resize_square(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
 
 
 def without_gradient(value: Any) -> Any:
-    """Return a tensor on any device as an array; other objects unchanged."""
+    """Return a tensor, a sparse or a masked array (masked: None) as an array; other objects
+    unchanged."""
     value = value.toarray() if hasattr(value, "toarray") else value  # sparse, of scipy
+    if isinstance(value, np.ma.MaskedArray):
+        value = np.where(np.ma.getmaskarray(value), None, value.data)
     if not hasattr(value, "detach"):
-        return value
+        return np.asarray(value) if isinstance(value, np.ndarray) else value
     value = value.detach().cpu().to_dense()
     return (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
 

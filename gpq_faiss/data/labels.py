@@ -45,9 +45,10 @@ def composed(text: str) -> str:
 
 def plain_text(value: Any) -> str:
     """Return the text of a value, empty for None and NaN; bytes are UTF-8, others are escaped."""
-    text = value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
-    is_text = isinstance(value, str | bytes)
-    return text if is_text or text not in ("None", "nan", "NaT", "<NA>") else ""
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
+    text = str(value)
+    return text if text is value or text not in ("None", "nan", "NaT", "<NA>") else ""
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ def classes_of(names: Sequence[str]) -> list[str]:
     domains that hold the same classes; empty outside of folders. Common parents and folders such as
     ``images`` are skipped.
     """
-    folders = [
+    paths = [
         [
             name
             for name, _ in groupby(composed(path).split("/")[:-1])
@@ -81,28 +81,42 @@ def classes_of(names: Sequence[str]) -> list[str]:
         ]
         for path in names
     ]
-    while all(len(path) > 1 and path[0] == folders[0][0] for path in folders):
-        folders = [path[1:] for path in folders]
-    tops = {path[0] for path in folders if path}
-    pairs = {(path[0], path[1]) for path in folders if len(path) > 1}
+    paths = _below_parents(paths)
+    tops, nested = _first(paths), _first([path for path in paths if len(path) > 1])
+    splits = {*filter(_split_of, tops)}
+    others = {top for top in tops - splits if top.lower() not in _UNLABELLED}
+    if splits and (not others or len(splits) > 1 or (nested and others.isdisjoint(nested))):
+        paths = _below_parents([path[1:] if path and path[0] in splits else [] for path in paths])
+    if _are_domains(paths):
+        paths = [path[1:] for path in paths]
+    return ["" if not path or path[0].lower() in _UNLABELLED else path[0] for path in paths]
+
+
+def _first(paths: Iterable[list[str]]) -> set[str]:
+    """Return the first folders of paths."""
+    return {path[0] for path in paths if path}
+
+
+def _below_parents(paths: list[list[str]]) -> list[list[str]]:
+    """Return paths without the folders that are common to all."""
+    while len(_first(paths)) == 1 and all(len(path) != 1 for path in paths):
+        paths = [path[1:] for path in paths]
+    return paths
+
+
+def _are_domains(paths: list[list[str]]) -> bool:
+    """Return whether the first folders of paths are domains: most of their folders have equal
+    names, which are no numbers or splits."""
+    pairs = {(path[0], path[1]) for path in paths if len(path) > 1}
     shared = Counter(name for _, name in pairs)
     repeated = [
         name
         for name, count in shared.items()
         if count > 1 and not any(map(str.isdigit, name)) and not _split_of(name)
     ]
-    splits = {top for top in tops if _split_of(top)}
-    nested = {top for top, _ in pairs}
-    strange = {top for top in tops if top not in splits and top.lower() not in _UNLABELLED}
-    has_classes = strange.isdisjoint(nested) and bool(nested)
-    is_split = bool(splits) and (not strange or has_classes or (len(splits) > 1 and bool(repeated)))
-    are_domains = len(tops) > 1 and nested == tops and len(shared) > 1
-    level = int(is_split or (are_domains and 2 * len(repeated) >= len(shared)))
-    skipped = tops - splits if is_split else set()
-    classes = [
-        path[level] if len(path) > level and path[0] not in skipped else "" for path in folders
-    ]
-    return ["" if name.lower() in _UNLABELLED else name for name in classes]
+    tops = _first(paths)
+    is_nested = len(tops) > 1 and {top for top, _ in pairs} == tops and len(shared) > 1
+    return is_nested and 2 * len(repeated) >= len(shared)
 
 
 def open_folder(path: str, o: Options) -> ImageDataset:

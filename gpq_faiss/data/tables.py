@@ -354,7 +354,7 @@ class Table:
         return out
 
     def labels(self, o: Options) -> Labels:
-        """Return the labels of the requested or usual column, or of columns of 0 and 1.
+        """Return the labels of the requested or usual column, or of columns of 1, and 0 or -1.
 
         Raises DataError: there is no such column, or its values are no labels.
         """
@@ -364,7 +364,8 @@ class Table:
         if label in (None, "y") and o.label_column is None:
             classes = [name for name in self.kinds if name not in (items, o.id_column)]
             texts = [self.texts(name) for name in classes]
-            if len(classes) > 1 and set().union(*texts) <= {*_YES, *_NO}:
+            others = set().union(*texts) - {*_YES}
+            if len(classes) > 1 and (others <= {*_NO} or others <= {"-1", "-1.0"}):
                 return Labels.from_multihot(np.isin(np.column_stack(texts), _YES), classes)
         label = self.column(label, "label_column")
         return labels_of(self.values(label), f"{self.source}: {label!r}")
@@ -486,7 +487,7 @@ def open_tables(paths: Sequence[Path]) -> Table:
         ),
     }
     for path in paths:
-        with reading(path, f"a file of the form {form}, without Python objects,"):
+        with reading(path, f"a file of the form {form} (without Python objects)"):
             opened.append(readers.get(form, _csv)(path))
             names.append({*getattr(getattr(opened[-1], "schema", None), "names", opened[-1])})
     if lacking := sorted(set().union(*names) - names[0].intersection(*names)):

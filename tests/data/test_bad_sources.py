@@ -36,7 +36,7 @@ def floats(*rows):
 VECTORS = [
     ("a.xyz", b"1 2", "is empty, has a header line alone"),
     ("a.parquet", b"PAR1" + b"x" * 99, "is not a file of the form parquet"),
-    ("a.npy", npy(X)[:-9], "is not a file of the form npy, .*truncated"),
+    ("a.npy", npy(X)[:-9], "is not a file of the form npy .*truncated"),
     ("a.npy", X[0], r"\[7\]: numbers \[N, width\]"),
     ("a.npy", X[:0], r"\[0, 7\]"),
     ("a.npy", np.array([[{}]], object), "without Python objects"),
@@ -196,7 +196,7 @@ OBJECTS = [
     (X40[0], {}, r"array is float32 \[7\]"),
     (PIXELS / 255, {}, "images are uint8"),
     (Items([]), {}, "Items has no items"),
-    (Items([{"image": 1}]), {}, "item 0: dict is not an array of numbers, nor an image"),
+    (Items([{"image": {}}]), {}, "item 0: dict is not an array of numbers, nor an image"),
     (3, {}, "int has no items"),
     (PICTURES, {"image_column": "picture"}, "has no column 'picture' .*--read image_column"),
     (PICTURES, {"vectors": "image"}, "numbers .N, width. are needed"),

@@ -124,6 +124,9 @@ def test_labels_by_id_are_matched(order, form):
         (["16 0", "2,10", "0"] * 4, ["0 16", "2 10", "0"] * 4),
         (["1.000e+00", "1.1000e+01", ""] * 4, ["1", "11", ""] * 4),
         (np.array([1, 3, -1] * 4), ["1", "3", ""] * 4),
+        (np.ma.masked_equal(Y, 1), ["0", "", "2"] * 4),
+        (np.ma.masked_invalid(np.where(Y == 2, np.nan, Y)), ["0", "1", ""] * 4),
+        (np.asmatrix(Y).T, ["0", "1", "2"] * 4),
         (["[1 9]", "[2]", "{}"] * 4, ["1 9", "2", ""] * 4),
         ([[-1, -1], [1, 0], [0, 1]] * 4, ["", "0", "1"] * 4),
         ([[1, 1, 3], [2], []] * 4, ["1 3", "2", ""] * 4),
@@ -176,8 +179,20 @@ def test_tables_of_labels_by_usual_and_by_named_columns(folder, name):
 
 def test_json_of_names_and_labels(folder):
     names = [f"{i}.png" for i in range(N)]
-    save(folder / "l.json", json.dumps(dict(zip(names[3:], CLASSES[3:], strict=True))))
-    assert label_texts(open_data(X, names=names, labels="l.json")) == ["", "", "", *CLASSES[3:]]
+    for form in (str, lambda name: [name], lambda name: [name] * 2):
+        labels = {name: form(label) for name, label in zip(names[3:], CLASSES[3:], strict=True)}
+        save(folder / "l.json", json.dumps(labels))
+        assert label_texts(open_data(X, names=names, labels="l.json")) == ["", "", "", *CLASSES[3:]]
+    pd.DataFrame({"image_id": names, "label": CLASSES}, range(9, N + 9)).to_json("l.json")
+    assert label_texts(open_data(X, names=names[::-1], labels="l.json")) == CLASSES[::-1]
+    refused(X, "has no column 'kind'", labels=dict(enumerate(CLASSES)), label_column="kind")
+
+
+@pytest.mark.parametrize("other", [0, -1])
+def test_a_column_for_each_class(folder, other):
+    columns = {f"c{i}": np.where(i == Y, 1, other) for i in range(3)}
+    pd.DataFrame({"image_id": range(N), **columns}).iloc[::-1].to_csv("l.csv", index=False)
+    assert label_texts(open_data(X, labels="l.csv")) == [f"c{i}" for i in Y]
 
 
 def test_rows_without_an_id_are_left_out(folder):
@@ -280,6 +295,11 @@ def test_names_that_do_not_match_are_refused(folder):
     refused(X, "'photo' '1.png' occurs more than once", names=names, labels=table)
     indexed = pd.DataFrame({"label": CLASSES}, index=pd.Index(names, name="sample")).iloc[::-1]
     assert label_texts(open_data(X, names=names, labels=indexed)) == CLASSES
+    counted = pd.DataFrame({"id": range(N), "file": [f"b{i}" for i in range(N)], "label": CLASSES})
+    names = [f"a{i}" for i in range(N)]
+    refused(X, "no key of a label in 'file' is an id or name", names=names, labels=counted)
+    data = open_data(X, names=names, labels=counted, id_column="id")
+    assert label_texts(data) == CLASSES
 
 
 @pytest.mark.parametrize("text", ["{:03}.png {}", "{:03} {}", '"{:03}.png" {}'])
@@ -526,6 +546,9 @@ def test_vectors_and_labels_in_one_object(folder):
         assert label_texts(open_data(source)) == Y.astype(str).tolist()
         np.testing.assert_array_equal(open_data(source).read(slice(None)), X)
     assert open_data(TensorDataset(torch.tensor(X))).labels is None
+    named = [{"embedding": x, "target": y} for x, y in zip(X, Y.tolist(), strict=True)]
+    np.testing.assert_array_equal(open_data(named).read(slice(None)), X)
+    assert label_texts(open_data(named)) == Y.astype(str).tolist()
 
 
 def test_parts_of_torch_data_sets_keep_class_names(folder):
@@ -555,6 +578,7 @@ LAYOUTS = {
     "test_tube/1 flask/1": ["flask", "test_tube"],
     "photo/cat/1 photo/dog/1 sketch/cat/1 sketch/dog/2": ["cat", "cat", "dog", "dog"],
     "Latin/character01/1 Greek/character01/2": ["Greek", "Latin"],
+    "train/photo/cat/1 train/photo/dog/2 test/sketch/cat/1 test/sketch/dog/2": ["cat", "dog"] * 2,
     "train/x bus/y": ["bus", "train"],
     "train/x test/y": ["", ""],
     "set/train/b/x set/test/a/y": ["b", "a"],

@@ -1,0 +1,246 @@
+"""Labels and names that stand beside the data, and which of the items they belong to."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError, UsageError
+from ..files import read_json
+from ..inputs import read_text
+from ..store.hdf5 import as_texts
+from .base import Dataset
+from .labels import ROW, WHOLE, Labels, composed, labels_of, plain_text
+from .tables import Options, Table, file_form, files_of, frame_table, open_tables, usual
+
+
+def with_names(dataset: Dataset, names: Any) -> Dataset:
+    """Return a data set with other names: the names, or a text with one per line."""
+    is_file = isinstance(names, str | os.PathLike)
+    names = read_text(Path(names).expanduser(), "names").splitlines() if is_file else names
+    return replace(dataset, texts=dataset.texts | {"name": as_texts(map(plain_text, names))})
+
+
+def with_labels(
+    dataset: Dataset, labels: Any, o: Options, index: list[Any] | None = None
+) -> Dataset:
+    """Return a data set with other labels.
+
+    Args:
+        labels: files of a table or of labels in the order of the items; a table, a dict, pairs or a
+            Series by id or name; or values in the order of the items (:func:`.labels.labels_of`).
+        index: that of the frame with the items, if any. A Series with the same index, or with row
+            numbers, is in the order of the items.
+
+    Raises:
+        DataError: labels that match no item, are of another number, or cannot be read.
+    """
+    source, method = "labels", "in their order"
+    if isinstance(labels, str | os.PathLike):
+        files = files_of(labels)
+        source, labels = files[0].name, _read_labels(files, o)
+    if hasattr(labels, "columns") or getattr(getattr(labels, "dtype", None), "names", None):
+        labels = frame_table(labels)
+    elif hasattr(labels, "items"):  # a dict, or a Series of pandas
+        orders = ([*range(len(dataset))], index)
+        is_ordered = hasattr(labels, "index") and labels.index.tolist() in orders
+        labels = labels.tolist() if is_ordered else _table_of_pairs(source, [*labels.items()])
+    elif isinstance(labels, list) and {*map(type, labels)} <= {tuple, list} and _are_pairs(labels):
+        labels = _table_of_pairs(source, labels)
+    if isinstance(labels, Table):
+        dataset, attached, method = _matched(dataset, labels, o, source)
+    elif o.label_column or o.id_column:
+        raise UsageError(f"--read label_column, id_column: {source} has no columns")
+    else:
+        attached = labels_of(labels, source)
+    return replace(dataset, labels=attached, label_source=(source, method))
+
+
+# Files of labels ----------------------------------------------------------------------------------
+
+
+def _read_labels(files: Sequence[Path], o: Options) -> Any:
+    """Read labels as a table, or as lines in the order of the items.
+
+    In a text of one per line, a first line with a usual name, or of text above numbers, is a
+    header.
+    """
+    form = file_form(files[0])
+    value = read_json(files[0], "labels") if form == "JSON of records" else None
+    # The keys are names of items, unless one of them is that of a column of labels.
+    if isinstance(value, dict) and (o.label_column or usual("labels", value)) not in value:
+        return value
+    if form not in ("text", "csv"):
+        return open_tables(files)
+    text = read_text(files[0], "labels").removesuffix("\n")
+    first, *following = lines = [line.strip().strip('"') for line in text.split("\n")]
+    are_rows = all(map(ROW.fullmatch, lines))
+    if re.search("[,;\t]", first) and not are_rows:
+        return open_tables(files)
+    words = [line.split(maxsplit=1) for line in lines if line]
+    if _are_pairs(words) and not are_rows:
+        return _table_of_pairs(files[0].name, words)
+    is_name = usual("labels", [first]) is not None and first not in following
+    is_number = [bool(ROW.fullmatch(x) or WHOLE.fullmatch(x) or x == "") for x in lines]
+    has_header = following and (is_name or (all(is_number[1:]) and not is_number[0]))
+    return following if has_header else lines
+
+
+def _are_pairs(rows: Sequence[Sequence[Any]]) -> bool:
+    """Return whether rows are a key and a label: more than three pairs, no key twice."""
+    keys = {_key(row[0]) for row in rows if len(row) == 2}
+    return len(keys) == len(rows) > 3
+
+
+def _table_of_pairs(source: str, pairs: Sequence[Sequence[Any]]) -> Table:
+    """Return the table of pairs of an id or name and a label."""
+    columns = [np.fromiter((pair[i] for pair in pairs), object) for i in (0, 1)]
+    return Table(source, dict(zip(("id", "label"), columns, strict=True)))
+
+
+# Rows of a table, and items -----------------------------------------------------------------------
+
+
+def _key(value: Any) -> str:
+    """Return an id or a name as text; whole floats are whole numbers."""
+    text = composed(plain_text(value).strip()).replace("\\", "/")
+    return text.partition(".")[0] if "." in text and WHOLE.fullmatch(text) else text
+
+
+_WAYS: dict[str, Callable[[str], str]] = {
+    "name": str,
+    "file name": os.path.basename,
+    "name without ending": lambda key: os.path.splitext(os.path.basename(key))[0],
+    "id": str,
+    "name without zeros": lambda key: os.path.splitext(os.path.basename(key))[0].lstrip("0"),
+}
+"""Ways in which a column of a table may name items; of two, the first one counts."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Match:
+    """The rows of a table for the items, by one column and one way of :data:`_WAYS`.
+
+    Attributes:
+        rows: int64 [N], row of the table for each item, -1 for none.
+        unmatched: keys of other items.
+        quality: a greater tuple is a better match.
+    """
+
+    column: str
+    way: str
+    rows: NDArray[np.int64]
+    unmatched: list[str]
+    quality: tuple[Any, ...]
+
+
+def _are_texts(keys: Iterable[str]) -> bool:
+    """Return whether any of the keys is no number, as ``0012`` is none."""
+    return any(not key.isdecimal() or key[0] == "0" != key for key in keys if key)
+
+
+def _count(keys: Iterable[str], n: int) -> bool:
+    """Return whether the keys are the numbers of ``n`` rows, from 0 or 1, in any order."""
+    return {*keys} in [{*map(str, range(first, first + n))} for first in (0, 1)]
+
+
+def _matches(
+    keys_of: Mapping[str, list[str]], item_keys: Mapping[str, list[str]], preferred: str | None
+) -> list[_Match]:
+    """Return how columns of a table name items: each column that has half of the names that it
+    could have, or is preferred.
+
+    Texts go before numbers, which match by chance (the row numbers that pandas writes, counts),
+    then the preferred column, then the most matches.
+
+    Args:
+        keys_of: column -> its values.
+        item_keys: way -> the key of each item.
+        preferred: a column that was requested or has a usual name; it may have few matches.
+    """
+    matches = list[_Match]()
+    for column, keys in keys_of.items():
+        filled = {*keys} - {""}
+        for way, names in item_keys.items():
+            positions = {_WAYS[way](key): i for i, key in enumerate(keys) if key}
+            rows = np.array([positions.get(name, -1) for name in names])
+            count = int(np.count_nonzero(rows >= 0))
+            is_likely = 2 * count >= min(len(filled), len(names))
+            if count and len(positions) == len(filled) and (is_likely or column == preferred):
+                quality = is_likely, _are_texts(keys), column == preferred, count
+                unmatched = [*positions.keys() - {*names}]
+                matches.append(_Match(column, way, rows, unmatched, quality))
+    return matches
+
+
+def _matched(
+    dataset: Dataset, table: Table, o: Options, source: str
+) -> tuple[Dataset, Labels, str]:
+    """Return the data set, the labels of its items by a table, and how they match.
+
+    Items are found by their names or ids. Row numbers count for data without ids, if the table has
+    no other names. A table without ids or names has one row for each item, in order. Data without
+    ids and names take the names of a table of as many rows, in its order (not of a dict, which has
+    none).
+    """
+    labels, n = table.labels(o), len(dataset)
+    ids = list(map(str, dataset.ids.tolist()))
+    names = list(map(_key, dataset.texts.get("name", ())))
+    is_counted = ids == list(map(str, range(n)))
+    item_keys = {way: list(map(shorten, names)) for way, shorten in _WAYS.items()} | {"id": ids}
+    item_keys = {
+        way: keys
+        for way, keys in item_keys.items()
+        if (not is_counted if way == "id" else len({*keys}) == n)
+    }
+    label = o.label_column or usual("labels", table.kinds)
+    columns = table.of_kind("text", "number") if len(table.kinds) > 1 else []
+    columns = [name for name in columns if name != label]
+    preferred = table.column(o.id_column, "id_column") if o.id_column else usual("items", columns)
+    columns = [preferred] if o.id_column and preferred else columns
+    keys_of = {column: list(map(_key, table.values(column))) for column in columns}
+    matches = _matches(keys_of, item_keys, preferred)
+    unknown = [
+        column
+        for column, keys in keys_of.items()
+        if names and not matches and _are_texts(keys) and len({*keys}) == n
+    ]
+    if is_counted and not matches and not unknown:
+        counts = {c: keys for c, keys in keys_of.items() if c == preferred or _count(keys, n)}
+        matches = _matches(counts, {"id": ids}, preferred)
+    match = max(matches, key=attrgetter("quality"), default=None)
+    column = match.column if match else next(iter(unknown), preferred)
+    if column is None and (not columns or len(labels) == n):
+        return dataset, labels, "in their order" + ", as no column names ids" * bool(columns)
+    keys = keys_of[table.column(column, "id_column")]
+    if repeated := [key for key, count in Counter(keys).items() if count > 1 and key]:
+        raise DataError(
+            f"{source}: {column!r} {repeated[0]!r} occurs more than once: give each item one line, "
+            "its labels separated by |"
+        )
+    if match is None and is_counted and not names and len(keys) == n and table.source != "labels":
+        return with_names(dataset, keys), labels, f"in their order, with the names in {column!r}"
+    if match is None:
+        raise DataError(
+            f"{source}: no key of a label in {column!r} is an id or name of the data "
+            f"(it has {keys[:1]}, the data {(names or ids)[:1]}): give those of the data with "
+            "--read names=FILE or ids=FILE, or another column with --read id_column=NAME"
+        )
+    is_row = match.way == "id" and is_counted
+    if is_row and match.unmatched:
+        raise DataError(
+            f"{source} has the id {min(match.unmatched)} in {column!r}, but the data has no ids"
+            f"; its items are numbered from 0: give their ids with --read ids=FILE"
+        )
+    others = f" ({len(match.unmatched):,} rows are of other items)" if match.unmatched else ""
+    dataset.notes += ["ids are row numbers, from 0"] * is_row
+    return dataset, labels.at(match.rows), f"matched by {match.way} in {column!r}{others}"
