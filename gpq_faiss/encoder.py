@@ -23,9 +23,8 @@ from pydantic import BaseModel, Field, Json, NonNegativeInt, PositiveInt, Valida
 
 from .codes.checks import check_vectors, named_rows
 from .codes.encode import encode as encode_vectors
-from .data.base import Dataset, FeatureDataset
+from .data.base import Dataset, FeatureDataset, Reader
 from .data.images import ENCODED, as_array, resize_square, to_pixels
-from .data.reader import Reader
 from .errors import DataError, MismatchError, UsageError, needs, one_line, optional
 from .inputs import reading
 from .progress import stage

@@ -129,7 +129,7 @@ def without_gradient(value: Any) -> Any:
     unchanged."""
     value = value.toarray() if hasattr(value, "toarray") else value  # sparse, of scipy
     if isinstance(value, np.ma.MaskedArray):
-        value = np.where(np.ma.getmaskarray(value), None, value.data)
+        value = np.array(value.tolist(), object)
     if not hasattr(value, "detach"):
         return np.asarray(value) if isinstance(value, np.ndarray) else value
     value = value.detach().cpu().to_dense()
@@ -145,7 +145,8 @@ def as_array(value: Any, location: str) -> NDArray[Any]:
     array = checks.as_array(without_gradient(value), location)
     if array.dtype.kind not in "fiu":
         raise DataError(
-            f"{location}: {type(value).__name__} is not an array of numbers, nor an image"
+            f"{location}: {type(value).__name__} of {array.dtype} is not an array of numbers, nor "
+            "an image"
         )
     return array
 

@@ -13,7 +13,7 @@ import contextlib
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -35,6 +35,7 @@ ROW = re.compile(rf"\[?\s*{_CELL}([\s,;]+{_CELL})+\s*\]?", re.IGNORECASE)
 MISSING = frozenset(["", "nan", "na", "n/a", "#n/a", "null", "none", "nat", "<na>", "?", "-", "--"])
 """Texts, in lower case, that mean "no label" where all other labels are numbers."""
 
+YES, NO = ["1", "1.0", "True", "true"], ["0", "0.0", "False", "false"]
 Rows = slice | NDArray[Any]
 
 
@@ -45,10 +46,9 @@ def composed(text: str) -> str:
 
 def plain_text(value: Any) -> str:
     """Return the text of a value, empty for None and NaN; bytes are UTF-8, others are escaped."""
-    if isinstance(value, bytes):
-        return value.decode(errors="backslashreplace")
-    text = str(value)
-    return text if text is value or text not in ("None", "nan", "NaT", "<NA>") else ""
+    text = value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
+    is_text = isinstance(value, str | bytes)
+    return text if is_text or text not in ("None", "nan", "NaT", "<NA>") else ""
 
 
 @contextlib.contextmanager
@@ -152,10 +152,10 @@ class Labels:
         items = [[text for text in row if text not in ("", "-1")] for row in items]
         texts = {text for row in items for text in row}
         widths = {len(row) for row in items if row}
-        are_bits = texts <= {"0", "1"} and max(widths, default=0) > 1
+        are_bits = texts <= {*YES, *NO} and max(widths, default=0) > 1
         if are_bits and len(widths) == 1:
             unlabelled = ["0"] * max(widths)
-            return cls.from_multihot(np.array([row or unlabelled for row in items]) == "1")
+            return cls.from_multihot(np.isin([row or unlabelled for row in items], YES))
         is_repeated = is_numbers and any(len({*row}) < len(row) for row in items)
         if is_repeated and (are_bits or len(widths) == 1):
             raise DataError(
@@ -284,15 +284,18 @@ def named(value: Any, class_names: Sequence[str]) -> Any:
 def _texts(value: Any) -> tuple[str, ...]:
     """Return the texts of a label: none, one, or those of the items of a list, a set or a text.
 
-    Raises DataError: a dict, or a list in a list.
+    Raises DataError: a dict, a list in a list, or another object.
     """
-    value = value.tolist() if hasattr(value, "tolist") else value
-    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+    if isinstance(value, str):
         return _texts_of(value)
-    items = [item.tolist() if hasattr(item, "tolist") else item for item in value]
-    is_nested = any(isinstance(x, Iterable) and not isinstance(x, str | bytes) for x in items)
-    if is_nested or isinstance(value, Mapping | bytearray):
-        raise DataError("a label is a dict or a list in a list: names or numbers are needed")
+    value = value.tolist() if hasattr(value, "tolist") else value
+    is_list = isinstance(value, Iterable) and not isinstance(value, bytes | bytearray | Mapping)
+    items = list(value) if is_list else [value]
+    items = [item.tolist() if hasattr(item, "tolist") else item for item in items]
+    for item in items:
+        is_list = isinstance(item, Iterable) and not isinstance(item, str | bytes)
+        if is_list or not isinstance(item, Hashable):
+            raise DataError(f"a label is a {type(item).__name__}: names or numbers are needed")
     items = sorted(items, key=str) if isinstance(value, Set) else items
     return tuple([text for item in items for text in _texts_of(item)])
 

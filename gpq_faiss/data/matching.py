@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from operator import attrgetter
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from .tables import Options, Table, file_form, files_of, frame_table, open_table
 def with_names(dataset: Dataset, names: Any) -> Dataset:
     """Return a data set with other names: the names, or a text with one per line."""
     is_file = isinstance(names, str | os.PathLike)
-    names = read_text(Path(names).expanduser(), "names").splitlines() if is_file else names
+    names = read_text(Path(names).expanduser(), "names").rstrip().splitlines() if is_file else names
     return replace(dataset, texts=dataset.texts | {"name": as_texts(map(plain_text, names))})
 
 
@@ -38,8 +38,7 @@ def with_labels(
     Args:
         labels: files of a table or of labels in the order of the items; a table, a dict, pairs or a
             Series by id or name; or values in the order of the items (:func:`.labels.labels_of`).
-        index: that of the frame with the items, if any. A Series with the same index, or with row
-            numbers, is in the order of the items.
+        index: that of the frame with the items, if any, by which labels of pandas are aligned.
 
     Raises:
         DataError: labels that match no item, are of another number, or cannot be read.
@@ -47,14 +46,24 @@ def with_labels(
     source, method = "labels", "in their order"
     if isinstance(labels, str | os.PathLike):
         files = files_of(labels)
-        source, labels = files[0].name, _read_labels(files, o)
-    if hasattr(labels, "columns") or getattr(getattr(labels, "dtype", None), "names", None):
+        source, labels = files[0].name, _read_labels(files)
+    is_pandas = hasattr(labels, "iloc") and labels.index.is_unique
+    if is_pandas and index is not None and {*labels.index} == {*index}:
+        labels = labels.reindex(index).reset_index(drop=True)
+    if isinstance(labels, tuple | Iterator | ItemsView):
+        labels = list(labels)
+    if isinstance(labels, list) and labels and all(isinstance(row, Mapping) for row in labels):
+        labels = frame_table({name: [row.get(name) for row in labels] for name in labels[0]})
+    elif hasattr(labels, "columns") or getattr(getattr(labels, "dtype", None), "names", None):
         labels = frame_table(labels)
+    elif isinstance(labels, Mapping) and (o.label_column or usual("labels", labels)) in labels:
+        labels = frame_table(
+            {name: [*c.values()] if isinstance(c, Mapping) else c for name, c in labels.items()}
+        )
     elif hasattr(labels, "items"):  # a dict, or a Series of pandas
-        orders = ([*range(len(dataset))], index)
-        is_ordered = hasattr(labels, "index") and labels.index.tolist() in orders
-        labels = labels.tolist() if is_ordered else _table_of_pairs(source, [*labels.items()])
-    elif isinstance(labels, list) and {*map(type, labels)} <= {tuple, list} and _are_pairs(labels):
+        is_ordered = is_pandas and labels.index.tolist() == [*range(len(dataset))]
+        labels = labels.tolist() if is_ordered else _table_of_pairs("labels", [*labels.items()])
+    elif _are_pairs(labels):
         labels = _table_of_pairs(source, labels)
     if isinstance(labels, Table):
         dataset, attached, method = _matched(dataset, labels, o, source)
@@ -68,17 +77,15 @@ def with_labels(
 # Files of labels ----------------------------------------------------------------------------------
 
 
-def _read_labels(files: Sequence[Path], o: Options) -> Any:
-    """Read labels as a table, or as lines in the order of the items.
+def _read_labels(files: Sequence[Path]) -> Any:
+    """Read labels as a table, as what is in JSON, or as lines in the order of the items.
 
     In a text of one per line, a first line with a usual name, or of text above numbers, is a
     header.
     """
     form = file_form(files[0])
-    value = read_json(files[0], "labels") if form == "JSON of records" else None
-    # The keys are names of items, unless one of them is that of a column of labels.
-    if isinstance(value, dict) and (o.label_column or usual("labels", value)) not in value:
-        return value
+    if form == "JSON of records":
+        return read_json(files[0], "labels")
     if form not in ("text", "csv"):
         return open_tables(files)
     text = read_text(files[0], "labels").removesuffix("\n")
@@ -95,10 +102,12 @@ def _read_labels(files: Sequence[Path], o: Options) -> Any:
     return following if has_header else lines
 
 
-def _are_pairs(rows: Sequence[Sequence[Any]]) -> bool:
-    """Return whether rows are a key and a label: more than three pairs, no key twice."""
-    keys = {_key(row[0]) for row in rows if len(row) == 2}
-    return len(keys) == len(rows) > 3
+def _are_pairs(rows: Any) -> bool:
+    """Return whether rows are texts of two columns: more than three pairs, no key twice."""
+    is_array = isinstance(rows, np.ndarray) and rows.ndim == 2 and rows.dtype.kind in "OUS"
+    is_list = isinstance(rows, list) and all(isinstance(row, list | tuple) for row in rows)
+    keys = {_key(row[0]) for row in rows if len(row) == 2} if is_array or is_list else set()
+    return len(keys) > 3 and len(keys) == len(rows)
 
 
 def _table_of_pairs(source: str, pairs: Sequence[Sequence[Any]]) -> Table:
@@ -126,23 +135,6 @@ _WAYS: dict[str, Callable[[str], str]] = {
 """Ways in which a column of a table may name items; of two, the first one counts."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Match:
-    """The rows of a table for the items, by one column and one way of :data:`_WAYS`.
-
-    Attributes:
-        rows: int64 [N], row of the table for each item, -1 for none.
-        unmatched: keys of other items.
-        quality: a greater tuple is a better match.
-    """
-
-    column: str
-    way: str
-    rows: NDArray[np.int64]
-    unmatched: list[str]
-    quality: tuple[Any, ...]
-
-
 def _are_texts(keys: Iterable[str]) -> bool:
     """Return whether any of the keys is no number, as ``0012`` is none."""
     return any(not key.isdecimal() or key[0] == "0" != key for key in keys if key)
@@ -154,32 +146,36 @@ def _count(keys: Iterable[str], n: int) -> bool:
 
 
 def _matches(
-    keys_of: Mapping[str, list[str]], item_keys: Mapping[str, list[str]], preferred: str | None
-) -> list[_Match]:
-    """Return how columns of a table name items: each column that has half of the names that it
-    could have, or is preferred.
-
-    Texts go before numbers, which match by chance (the row numbers that pandas writes, counts),
-    then the preferred column, then the most matches.
+    keys_of: Mapping[str, list[str]],
+    item_keys: Mapping[str, list[str]],
+    preferred: str | None,
+    counter: str | None,
+) -> Iterator[tuple[Any, str, str, NDArray[np.int64], set[str]]]:
+    """Yield how columns of a table name items: each column that has half of the names that it could
+    have, or is the preferred or a counter.
 
     Args:
         keys_of: column -> its values.
         item_keys: way -> the key of each item.
-        preferred: a column that was requested or has a usual name; it may have few matches.
+        preferred: the column that was requested or has a usual name.
+        counter: a column with a name of :data:`.tables.USUAL` counters.
+
+    Yields:
+        The quality, a tuple: texts go before numbers, which match by chance (the row numbers that
+        pandas writes, counts), then the preferred column, the counter last, then the most matches;
+        the column; the way; the row of the table for each item, -1 for none; and the keys of other
+        items.
     """
-    matches = list[_Match]()
     for column, keys in keys_of.items():
-        filled = {*keys} - {""}
+        filled, rank = {*keys} - {""}, (column == preferred) - (column == counter)
         for way, names in item_keys.items():
             positions = {_WAYS[way](key): i for i, key in enumerate(keys) if key}
             rows = np.array([positions.get(name, -1) for name in names])
             count = int(np.count_nonzero(rows >= 0))
             is_likely = 2 * count >= min(len(filled), len(names))
-            if count and len(positions) == len(filled) and (is_likely or column == preferred):
-                quality = is_likely, _are_texts(keys), column == preferred, count
-                unmatched = [*positions.keys() - {*names}]
-                matches.append(_Match(column, way, rows, unmatched, quality))
-    return matches
+            if count and len(positions) == len(filled) and (is_likely or rank):
+                quality = is_likely, _are_texts(keys), rank, count
+                yield quality, column, way, rows, positions.keys() - {*names}
 
 
 def _matched(
@@ -203,22 +199,25 @@ def _matched(
         if (not is_counted if way == "id" else len({*keys}) == n)
     }
     label = o.label_column or usual("labels", table.kinds)
-    columns = table.of_kind("text", "number") if len(table.kinds) > 1 else []
-    columns = [name for name in columns if name != label]
-    preferred = table.column(o.id_column, "id_column") if o.id_column else usual("items", columns)
-    columns = [preferred] if o.id_column and preferred else columns
-    keys_of = {column: list(map(_key, table.values(column))) for column in columns}
-    matches = _matches(keys_of, item_keys, preferred)
+    others = [n for n, kind in table.kinds.items() if kind not in ("list", "image") and n != label]
+    columns = [o.id_column] if o.id_column else others if len(table.kinds) > 1 else []
+    preferred, counter = o.id_column or usual("items", columns), usual("counters", columns)
+    keys_of = {
+        column: list(map(_key, table.values(table.column(column, "id_column"))))
+        for column in columns
+    }
+    matches = list(_matches(keys_of, item_keys, preferred, counter))
     unknown = [
         column
         for column, keys in keys_of.items()
         if names and not matches and _are_texts(keys) and len({*keys}) == n
     ]
     if is_counted and not matches and not unknown:
-        counts = {c: keys for c, keys in keys_of.items() if c == preferred or _count(keys, n)}
-        matches = _matches(counts, {"id": ids}, preferred)
-    match = max(matches, key=attrgetter("quality"), default=None)
-    column = match.column if match else next(iter(unknown), preferred)
+        named = preferred, counter
+        counts = {c: keys for c, keys in keys_of.items() if c in named or _count(keys, n)}
+        matches = list(_matches(counts, {"id": ids}, preferred, counter))
+    none = None, next(iter(unknown), preferred or counter), "", np.arange(0), set[str]()
+    _, column, way, rows, unmatched = max(matches, key=itemgetter(0), default=none)
     if column is None and (not columns or len(labels) == n):
         return dataset, labels, "in their order" + ", as no column names ids" * bool(columns)
     keys = keys_of[table.column(column, "id_column")]
@@ -227,20 +226,27 @@ def _matched(
             f"{source}: {column!r} {repeated[0]!r} occurs more than once: give each item one line, "
             "its labels separated by |"
         )
-    if match is None and is_counted and not names and len(keys) == n and table.source != "labels":
+    if not way and is_counted and not names and len(keys) == n and table.source != "labels":
         return with_names(dataset, keys), labels, f"in their order, with the names in {column!r}"
-    if match is None:
+    if not way:
         raise DataError(
             f"{source}: no key of a label in {column!r} is an id or name of the data "
             f"(it has {keys[:1]}, the data {(names or ids)[:1]}): give those of the data with "
             "--read names=FILE or ids=FILE, or another column with --read id_column=NAME"
         )
-    is_row = match.way == "id" and is_counted
-    if is_row and match.unmatched:
+    is_row = way == "id" and is_counted
+    if is_row and unmatched:
         raise DataError(
-            f"{source} has the id {min(match.unmatched)} in {column!r}, but the data has no ids"
+            f"{source} has the id {min(unmatched)} in {column!r}, but the data has no ids"
             f"; its items are numbered from 0: give their ids with --read ids=FILE"
         )
-    others = f" ({len(match.unmatched):,} rows are of other items)" if match.unmatched else ""
+    unlabelled = [item_keys.get(way, ids)[i] for i in np.flatnonzero(rows < 0)]
+    ends = [[key or "0" for key in part] for part in (unlabelled, unmatched)]
+    if sorted(ends) == [["0"], [str(n)]]:
+        raise DataError(
+            f"{source}: of {column!r} and the data, one counts from 0 and the other from 1"
+            ": number both alike"
+        )
+    note = f" ({len(unmatched):,} rows are of other items)" if unmatched else ""
     dataset.notes += ["ids are row numbers, from 0"] * is_row
-    return dataset, labels.at(match.rows), f"matched by {match.way} in {column!r}{others}"
+    return dataset, labels.at(rows), f"matched by {way} in {column!r}{note}"

@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,9 +17,9 @@ import numpy as np
 from ..errors import DataError, UsageError, one_line, optional
 from ..files import cache_folder, content_of, fingerprint
 from ..ids import read_ids
-from ..inputs import read_text, reading
+from ..inputs import read_text
 from .base import Dataset, FeatureDataset, ImageDataset, image_files, images_in_memory
-from .images import ENCODED, IMAGE_SUFFIXES, as_array, without_gradient
+from .images import ENCODED, IMAGE_SUFFIXES, as_array, is_image_name, to_pixels, without_gradient
 from .labels import (
     Labels,
     label_notes,
@@ -66,7 +66,7 @@ def open_table(name: str, table: Table, o: Options, mark: str = "", folder: str 
             matrix=matrix,
             **attributes,
         )
-    if table.kinds[image] != "image":
+    if table.kinds[image] not in ("image", "bytes"):
         listed = table.texts(image).tolist()
         folder = folder if o.root is None else os.path.expanduser(o.root)
         paths = [os.path.join(folder, text.replace("\\", "/")) for text in listed]
@@ -115,7 +115,7 @@ def open_files(path: str, o: Options, *, form: str = "features") -> Dataset:
         if len(files) == len(metadata) and numbers[0] != numbers[1]:
             raise DataError(f"{name}: the files of img_emb and metadata have different numbers")
         table = Table(table.source, table.arrays, open_tables(metadata).data)
-    if table.of_kind("image") and o.vectors is None:
+    if table.of_kind("image", "bytes") and o.vectors is None:
         return _open_by_datasets("parquet", name, list(map(str, files)), mark, o)
     return open_table(name, table, o, mark, str(files[0].parent))
 
@@ -138,13 +138,10 @@ def open_list(path: str, o: Options) -> Dataset:
     file = files_of(path)[0]
     text = read_text(file, "a list of images")
     lines = re.findall(r"^[ \t]*(\S.*?)((?:[ \t]+-?\d+)*)[ \t]*$", text, re.MULTILINE)
-    with reading(file, "a list of paths, each with 0 or 1 for every class, or one class number"):
-        labels = np.array([numbers.split() for _, numbers in lines], np.int64)
-    images = np.array([name for name, _ in lines], np.str_)
-    label: Any = labels[:, 0].astype(np.str_) if labels.shape[1:] == (1,) else labels
+    columns = zip(("image", "label"), np.array(lines, np.str_).reshape(-1, 2).T, strict=True)
     return open_table(
         f"list:{path}",
-        Table(str(file), {"image": images} | ({"label": label} if label.size else {})),
+        Table(str(file), dict(columns)),
         replace(o, image_column="image"),
         folder=str(file.parent),
     )
@@ -232,11 +229,12 @@ def open_hf(source: Any, o: Options, name: str = "", mark: str = "") -> Dataset:
 
 
 def open_array(values: Any, o: Options) -> Dataset:
-    """Open vectors, numbers [N, width], or images, uint8 [N, H, W], [N, H, W, 3] or [N, 3, H, W].
+    """Open vectors, numbers [N, width], or images, uint8 or floats from 0 to 1, [N, H, W],
+    [N, H, W, 3] or [N, 3, H, W].
 
     Raises DataError: neither vectors nor images.
     """
-    array = as_array(values[:], "the array")
+    array = as_array(without_gradient(values)[:], "the array")
     if array.ndim < 3:
         return FeatureDataset(
             name="array",
@@ -245,14 +243,8 @@ def open_array(values: Any, o: Options) -> Dataset:
             ),
             matrix=array,
         )
-    planes = array.ndim == 4 and array.shape[3] != 3 and array.shape[1] == 3
-    pixels = array.transpose(0, 2, 3, 1) if planes else array
-    if pixels.dtype != np.uint8 or pixels.shape[3:] not in ((), (3,)):
-        raise DataError(
-            f"array is {array.dtype} {list(array.shape)}"
-            f": images are uint8 [N, H, W(, 3)], vectors are numbers [N, width]"
-        )
-    return images_in_memory("array", pixels)
+    to_pixels(array[0], "the array's first image")
+    return images_in_memory("array", array)
 
 
 def _targets(source: Any) -> tuple[Any, Any]:
@@ -273,7 +265,9 @@ def _targets(source: Any) -> tuple[Any, Any]:
             return np.concatenate([targets for targets, _ in parts]), parts[0][1]
     if getattr(source, "target_transform", None) is not None:
         return None, None
-    return without_gradient(getattr(source, "targets", None)), getattr(source, "classes", None)
+    names = getattr(source, "classes", None)
+    names = list(names) if isinstance(names, Sequence | np.ndarray) else None
+    return without_gradient(getattr(source, "targets", None)), names
 
 
 def open_items(source: Any, o: Options) -> Dataset:
@@ -303,7 +297,7 @@ def open_items(source: Any, o: Options) -> Dataset:
         targets = [item(i)[1] for i in range(len(paths))] if targets is None else targets
         attributes = {
             "labels": Labels.from_ids(targets, classes)
-            if classes
+            if classes and {*map(type, targets)} <= {int, np.int64}
             else labels_of(targets, "labels"),
             "label_source": (name, "in its items"),
         }
@@ -362,8 +356,11 @@ def form_of(path: str) -> str:
         names = {name for name in os.listdir(local) if name[0] != "."}
         if names & {"dataset_info.json", "dataset_dict.json"}:
             return "hf"
-        has_classes = any(os.path.isdir(os.path.join(local, name)) for name in names - {"data"})
-        is_table = "img_emb" in names or (tables_in(Path(local)) and not has_classes)
+        is_folder = any(
+            is_image_name(name) or os.path.isdir(os.path.join(local, name))
+            for name in names - {"data"}
+        )
+        is_table = "img_emb" in names or (tables_in(Path(local)) and not is_folder)
         return "nuswide" if "ImageList" in names else "features" if is_table else "folder"
     form = _ENDINGS.get(os.path.splitext(path)[1].lower())
     if form is None and not os.path.exists(local):
@@ -405,7 +402,7 @@ def open_data(
     Args:
         source: one of :data:`FORMS`; a path (:func:`form_of`); a table of
             pandas, pyarrow and others in Arrow's form, a Hugging Face data set, an array or tensor
-            (numbers [N, width] or images uint8 [N, H, W(, 3)]), a map-style data set of torch, or a
+            (numbers [N, width] or images [N, H, W(, 3)]), a map-style data set of torch, or a
             :class:`.base.Dataset`.
         labels: files of labels in the order of the items, or of a table that names items by id or
             name; a column of the source; or the labels themselves, in the order of the items, or

@@ -27,43 +27,30 @@ from .tables import Options
 
 # Folders ------------------------------------------------------------------------------------------
 
-_TRAINING = {"train", "training"}
-_TEST = {"test", "testing", "val", "valid", "validation"}
-_UNLABELLED = {"unlabeled", "unlabelled", "unsup", "extra"}
-_SYSTEM = {
-    "@eadir",
-    "__macosx",
-    "$recycle.bin",
-    "lost+found",
-    "__pycache__",
-    "#recycle",
-    "@recycle",
-    "#snapshot",
-    "@tmp",
-} | {"system volume information"}
-_CONTAINERS = {"images", "image", "imgs", "img", "jpegimages"}
-_ANNOTATIONS = {
-    "annotations",
-    "annotation",
-    "masks",
-    "mask",
-    "labels",
-    "trimaps",
-    "segmentation",
-    "segmentations",
-    "segmentationclass",
-    "segmentationobject",
-    "bboxes",
-    "thumbnails",
-    "thumbs",
+_FOLDERS = {
+    "training": {"train", "training"},
+    "test": {"test", "testing", "val", "valid", "validation"},
+    "unlabelled": {"unlabeled", "unlabelled", "unsup"},
+    "containers": {"images", "imgs", "img", "jpegimages", "labeled", "labelled"},
+    "annotations": {
+        *("annotations", "annotation", "labels", "masks", "mask", "trimaps", "bboxes"),
+        *("segmentation", "segmentations", "segmentationclass", "segmentationobject"),
+    },
+    "system": {
+        *("__macosx", "__pycache__", "recycler", "recycled", "lost+found", "found.000"),
+        *("system volume information", "temporary items", "network trash folder"),
+        *("thumbnails", "thumbs", "_thumbs"),
+    },
 }
+"""Names of folders in lower case, by their meaning."""
 
 
-def _split_of(folder: str) -> str:
-    """Return ``train`` or ``test`` if a word of a folder's name says so, as in ``seg_train`` and
-    ``val2017``, else nothing."""
+def _part_of(folder: str) -> str:
+    """Return ``training``, ``test`` or ``unlabelled`` if a word of a folder's name says so, as in
+    ``seg_train`` and ``val2017``, else nothing."""
     words = {*re.findall("[a-z]+", folder.lower())}
-    return "train" if words & _TRAINING else "test" if words & _TEST else ""
+    parts = ("training", "test", "unlabelled")
+    return next((part for part in parts if words & _FOLDERS[part]), "")
 
 
 def classes_of(names: Sequence[str]) -> list[str]:
@@ -77,19 +64,21 @@ def classes_of(names: Sequence[str]) -> list[str]:
         [
             name
             for name, _ in groupby(composed(path).split("/")[:-1])
-            if name.lower() not in _CONTAINERS
+            if name.lower() not in _FOLDERS["containers"]
         ]
         for path in names
     ]
     paths = _below_parents(paths)
     tops, nested = _first(paths), _first([path for path in paths if len(path) > 1])
-    splits = {*filter(_split_of, tops)}
-    others = {top for top in tops - splits if top.lower() not in _UNLABELLED}
+    splits = {top for top in tops if _part_of(top) in ("training", "test")}
+    others = {top for top in tops if not _part_of(top)}
     if splits and (not others or len(splits) > 1 or (nested and others.isdisjoint(nested))):
         paths = _below_parents([path[1:] if path and path[0] in splits else [] for path in paths])
     if _are_domains(paths):
         paths = [path[1:] for path in paths]
-    return ["" if not path or path[0].lower() in _UNLABELLED else path[0] for path in paths]
+    return [
+        "" if not path or path[0].lower() in _FOLDERS["unlabelled"] else path[0] for path in paths
+    ]
 
 
 def _first(paths: Iterable[list[str]]) -> set[str]:
@@ -112,7 +101,7 @@ def _are_domains(paths: list[list[str]]) -> bool:
     repeated = [
         name
         for name, count in shared.items()
-        if count > 1 and not any(map(str.isdigit, name)) and not _split_of(name)
+        if count > 1 and not any(map(str.isdigit, name)) and not _part_of(name)
     ]
     tops = _first(paths)
     is_nested = len(tops) > 1 and {top for top, _ in pairs} == tops and len(shared) > 1
@@ -137,13 +126,19 @@ def open_folder(path: str, o: Options) -> ImageDataset:
         raise DataError(f"cannot read {shown(str(error.filename))}: {error.strerror}")
 
     for folder, below, files in os.walk(root, onerror=fail, followlinks=True):
-        left_out = _SYSTEM | (_ANNOTATIONS if _CONTAINERS & {*map(str.lower, below)} else set())
+        left_out = _FOLDERS["system"] | (
+            _FOLDERS["annotations"] if _FOLDERS["containers"] & {*map(str.lower, below)} else set()
+        )
         for subfolder in [Path(folder, subfolder) for subfolder in sorted(below)]:
             target = subfolder.resolve()
-            is_inside = subfolder.is_symlink() and target.is_relative_to(whole)
+            is_inside = (
+                subfolder.is_symlink()
+                and target.is_relative_to(whole)
+                and not any(part[0] == "." for part in target.relative_to(whole).parts)
+            )
             is_repeated = is_inside or target in visited
             visited.add(whole if is_inside else target)
-            if subfolder.name[0] == "." or subfolder.name.lower() in left_out or is_repeated:
+            if subfolder.name[0] in ".@#$~" or subfolder.name.lower() in left_out or is_repeated:
                 below.remove(subfolder.name)
                 notes.append(
                     f"{shown(str(subfolder.relative_to(root)))} "
@@ -165,7 +160,7 @@ def open_folder(path: str, o: Options) -> ImageDataset:
             f"{name} contains no images ({'; '.join(notes) or 'it is empty'})"
             f": images end in {', '.join(sorted(IMAGE_SUFFIXES))}, vectors need features:PATH"
         )
-    is_test = {file: "test" in map(_split_of, file.split("/")[:-1]) for file in images}
+    is_test = {file: "test" in map(_part_of, file.split("/")[:-1]) for file in images}
     order = sorted(  # test folders last, in each part the unlabelled ones
         zip(classes_of(images), images, strict=True),
         key=lambda item: (is_test[item[1]], not item[0], item),
@@ -204,17 +199,15 @@ def open_published(root: str | None, o: Options, *, name: str) -> ImageDataset:
     from torchvision.datasets import CIFAR10, FashionMNIST
 
     folder = cache_folder() if root is None else Path(root).expanduser()
-    kind: Any = {"cifar10": CIFAR10, "fashion-mnist": FashionMNIST}[name]
-    files = {
-        "cifar10": f"{CIFAR10.filename} or {CIFAR10.base_folder}/",
-        "fashion-mnist": "its four idx files in FashionMNIST/raw/",
-    }
+    cifar: tuple[Any, str] = CIFAR10, f"{CIFAR10.filename} or {CIFAR10.base_folder}/"
+    fashion: tuple[Any, str] = FashionMNIST, "its four idx files in FashionMNIST/raw/"
+    kind, files = cifar if name == "cifar10" else fashion
     try:
         parts = [kind(str(folder), train=train, download=True) for train in (True, False)]
     except Exception as error:  # torchvision asserts, and raises RuntimeError and others
         raise DataError(
             f"{name} is not available, or damaged ({one_line(error)})"
-            f": put {files[name]} in {folder}, or name its folder ({name}:FOLDER)"
+            f": put {files} in {folder}, or name its folder ({name}:FOLDER)"
         ) from None
     return images_in_memory(
         name,

@@ -32,7 +32,7 @@ from ..ids import whole_numbers
 from ..inputs import read_text, reading
 from ..store.hdf5 import Hdf5Array, Texts, as_texts, open_hdf5
 from .images import is_image_name
-from .labels import WHOLE, Labels, Rows, labels_of, plain_text, row_numbers
+from .labels import NO, WHOLE, YES, Labels, Rows, labels_of, plain_text, row_numbers
 
 # Matrices -----------------------------------------------------------------------------------------
 
@@ -102,7 +102,7 @@ def npz_arrays(path: Path) -> dict[str, Matrix]:
 
 # Names of columns, and forms of files -------------------------------------------------------------
 
-_IDS = ["ids", "id", "imageid", "itemid", "imgid", "uid"]
+_IDS = ["ids", "imageid", "itemid", "imgid", "id", "uid"]
 _IMAGES = ["image", "imagepath", "path", "filepath", "filename", "file", "img", "images"]
 _NAMES = ["name", "names", "path", "paths", "key", "keys", *_IMAGES]
 USUAL = {
@@ -117,10 +117,11 @@ USUAL = {
     "ids": _IDS,
     "images": _IMAGES,
     "names": _NAMES,
-    "items": [*_IDS, *_NAMES, "item", "index", "indexlevel0", "unnamed0", ""],
+    "items": [*_IDS, *_NAMES, "item"],
+    "counters": ["index", "indexlevel0", "unnamed0", ""],
 }
 """Usual names of columns in lower case without spaces and punctuation; ``items`` are those by which
-a table of labels names its items."""
+a table of labels names its items, ``counters`` those that pandas writes."""
 
 ENDINGS = {
     **{".npy": "npy", ".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5", ".parquet": "parquet"},
@@ -187,9 +188,8 @@ def files_of(path: str | os.PathLike[str]) -> list[Path]:
     Raises DataError: no file matches the pattern.
     """
     text = os.path.expanduser(path)
-    if not glob.has_magic(text) or os.path.exists(text):
-        return [Path(text)]
-    names = sorted(glob.glob(text), key=natural_order)
+    is_pattern = glob.has_magic(text) and not os.path.exists(text)
+    names = sorted(glob.glob(text), key=natural_order) if is_pattern else [text]
     if not names:
         raise DataError(f"{text}: no file matches this pattern")
     return list(map(Path, names))
@@ -236,17 +236,22 @@ class Options:
 
 def usual(role: str, names: Iterable[str]) -> str | None:
     """Return the first of ``names`` that is usual for a role (:data:`USUAL`), if any."""
-    plain = {re.sub(r"[\W_]", "", name.lower()): name for name in reversed(list(names))}
+    plain = {re.sub(r"[\W_]", "", str(name).lower()): name for name in reversed(list(names))}
     return next((plain[name] for name in USUAL[role] if name in plain), None)
 
 
+def is_key(name: str) -> bool:
+    """Return whether a column of this name usually names or counts items."""
+    return any(usual(role, [name]) is not None for role in ("items", "counters"))
+
+
 _NUMBER = re.compile(r"[-+]?\d*\.?\d+(e[-+]?\d+)?", re.IGNORECASE)
-_YES, _NO = ["1", "1.0", "True", "true"], ["0", "0.0", "False", "false"]
 _KINDS = {
     "list": r"(large_|fixed_size_)?list<\w+: (u?int|half|float|double).*",
     "text": r"(dictionary<values=)?(large_)?string.*",
     "number": r"u?int\d+|halffloat|float|double",
-    "image": r"(large_)?binary|struct<.*bytes: (large_)?binary.*",
+    "bytes": r"(large_|fixed_size_)?binary.*",
+    "image": r"struct<.*bytes: (large_)?binary.*",
     "other": "",
 }
 """Kinds of columns by the names of Arrow's types."""
@@ -302,7 +307,8 @@ class Table:
         """Return the values of a column: an array of numbers, or of Python's objects."""
         if name in self.arrays:
             return np.asarray(self.arrays[name][:])
-        chunks, kind = list(self._batches(name, 1 << 16)), self.data.schema.field(name).type
+        kind = self.data.schema.field(name).type
+        chunks = [chunk.cast(kind) for chunk in self._batches(name, 1 << 16)]
         return np.asarray(_library("pyarrow", self.source).chunked_array(chunks, kind).to_pandas())
 
     def texts(self, name: str) -> Texts:
@@ -360,13 +366,12 @@ class Table:
         """
         label = o.label_column or usual("labels", self.kinds)
         label = next(iter(self.kinds)) if label is None and len(self.kinds) == 1 else label
-        items = usual("items", self.kinds)
         if label in (None, "y") and o.label_column is None:
-            classes = [name for name in self.kinds if name not in (items, o.id_column)]
+            classes = [n for n in self.kinds if n != o.id_column and not is_key(n)]
             texts = [self.texts(name) for name in classes]
-            others = set().union(*texts) - {*_YES}
-            if len(classes) > 1 and (others <= {*_NO} or others <= {"-1", "-1.0"}):
-                return Labels.from_multihot(np.isin(np.column_stack(texts), _YES), classes)
+            others = set().union(*texts) - {*YES}
+            if len(classes) > 1 and (others <= {*NO} or others <= {"-1", "-1.0"}):
+                return Labels.from_multihot(np.isin(np.column_stack(texts), YES), classes)
         label = self.column(label, "label_column")
         return labels_of(self.values(label), f"{self.source}: {label!r}")
 
@@ -407,15 +412,14 @@ class Table:
         Raises DataError: it is unclear which columns they are, or they do not hold numbers.
         """
         used = {o.label_column, o.id_column, o.name_column, *o.keep, usual("labels", self.kinds)}
-        unused = [n for n in self.kinds if n not in used and usual("items", [n]) is None]
-        lists = [name for name in self.of_kind("list") if name in unused]
-        prefixes = {
-            name: re.sub(r"\d+$", "", name)
-            for name in sorted(self.of_kind("number"), key=natural_order)
-            if name in unused
-        }
-        numbered = [p for p, count in Counter(prefixes.values()).items() if count > 1]
-        chosen = [name for name, prefix in prefixes.items() if not numbered or [prefix] == numbered]
+        lists = [name for name in self.of_kind("list") if name not in used]
+        unused = [n for n in self.kinds if n not in used and not is_key(n)]
+        numbers = [name for name in self.of_kind("number") if name in unused]
+        prefixes = {n: re.sub(r"\d+$", "", n) for n in sorted(unused, key=natural_order)}
+        numbered = [p for p, n in Counter(prefixes[name] for name in numbers).items() if n > 1]
+        chosen = [
+            n for n in prefixes if [prefixes[n]] == numbered or (n in numbers and not numbered)
+        ]
         if o.vectors is not None:
             patterns = o.vectors.split(",") if isinstance(o.vectors, str) else o.vectors
             chosen = [
@@ -424,7 +428,8 @@ class Table:
                 for name in fnmatch.filter(self.kinds, pattern) or [pattern]
             ]
         elif lists:
-            chosen = [name] if (name := usual("vectors", lists)) else lists
+            others = chosen if numbered else []
+            chosen = [name] if (name := usual("vectors", lists)) else [*lists, *others]
         if len(chosen) == 1:
             return self.matrix(chosen[0]), f"vectors are in column {chosen[0]!r}"
         arrays = [self.arrays[name] for name in chosen if name in self.arrays]
@@ -447,7 +452,7 @@ class Table:
         """Return the column of images or of their paths, if any: the requested, or a usual one."""
         if requested is not None:
             return self.column(requested, "image_column")
-        images = self.of_kind("image") or [
+        images = self.of_kind("image", "bytes") or [
             name
             for name in self.of_kind("text")
             if usual("images", [name]) and any(map(is_image_name, self.texts(name)[:100]))
@@ -471,7 +476,7 @@ def open_tables(paths: Sequence[Path]) -> Table:
     """
     form, source, opened, names = file_form(paths[0]), str(paths[0]), list[Any](), list[set[str]]()
     readers: dict[str, Any] = {
-        "npy": lambda path: {"arr_0": npy.open_memmap(path, "r")},
+        "npy": _npy,
         "npz": npz_arrays,
         "hdf5": _hdf5,
         "a stream of Arrow": lambda path: (
@@ -504,10 +509,17 @@ def open_tables(paths: Sequence[Path]) -> Table:
     return Table(source, joined)
 
 
+def _npy(path: Path) -> dict[str, Matrix]:
+    """Return the array of an ``.npy`` file, or the fields of a structured one."""
+    array = npy.open_memmap(path, "r")
+    return {name: array[name] for name in array.dtype.names or ()} or {"arr_0": array}
+
+
 def _hdf5(path: Path) -> dict[str, Matrix]:
     """Return the arrays of numbers and of texts of an HDF5 file; others are left out."""
     with open_hdf5(path) as h5:
-        arrays = {name: node for name, node in h5.items() if getattr(node, "shape", ())}
+        arrays: dict[str, Any] = {}
+        h5.visititems(lambda name, node: arrays.update({name: node}))
         return {
             name: (
                 Hdf5Array(path, name)
@@ -515,7 +527,7 @@ def _hdf5(path: Path) -> dict[str, Matrix]:
                 else np.array(node.asstr(errors="replace")[:], dtype=np.str_)
             )
             for name, node in arrays.items()
-            if node.dtype.kind in "iufbOS"
+            if getattr(node, "shape", ()) and node.dtype.kind in "iufbOS"
         }
 
 
@@ -527,13 +539,11 @@ def _csv(path: Path) -> Any:
     ids and names are texts.
     """
     reader = _library("pyarrow.csv", path)
-    text = read_text(path, "a table with a header line").lstrip("\n")
+    text = read_text(path, "a table with a header line").lstrip("\n# ")
     first = text.partition("\n")[0]
     separator = max(",;\t|", key=first.count)
     names = [name.strip() for name in next(csv.reader([first], delimiter=separator), [])]
-    texts = [
-        name for name in names if usual("labels", [name]) or usual("items", [name]) is not None
-    ]
+    texts = [name for name in names if usual("labels", [name]) or is_key(name)]
     counted = [str(i) for i in range(len(names))]
     is_row = any(map(is_image_name, names)) or all(map(_NUMBER.fullmatch, names))
     has_header = not is_row or (len(names) > 2 and names == counted)
@@ -559,15 +569,19 @@ def frame_table(source: Any) -> Table:
     location = f"the {type(source).__name__}"
     fields = getattr(getattr(source, "dtype", None), "names", None)
     columns = {name: source[name].tolist() for name in fields} if fields else source
+    is_ordered = not hasattr(source, "iloc") or source.index.tolist() == [*range(len(source))]
+    pyarrow = _library("pyarrow", location)
     try:
-        data = _library("pyarrow", location).table(columns)
+        data = (
+            pyarrow.table(columns)
+            if is_ordered
+            else pyarrow.Table.from_pandas(source, preserve_index=True)
+        )
     except Exception as error:  # from pyarrow, or the table's library
         raise DataError(
             f"{location} has a column that cannot be converted ({one_line(error)})"
             f": leave out those of mixed types"
         ) from None
     index = (data.schema.pandas_metadata or {}).get("index_columns", [])
-    names = [
-        "index" if n in index and usual("items", [n]) is None else n for n in data.schema.names
-    ]
+    names = ["index" if n in index and not is_key(n) else n for n in data.schema.names]
     return Table(location, {}, data.rename_columns(names))

@@ -22,10 +22,9 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
 from ..config import Config, TrainingConfig
-from ..data.base import Dataset, ImageDataset
+from ..data.base import Dataset, ImageDataset, Reader
 from ..data.labels import Labels
 from ..data.protocols import Split
-from ..data.reader import Reader
 from ..errors import DataError
 from ..evaluation.ranking import rank_codes
 from ..methods.registry import Builder
@@ -93,7 +92,8 @@ class Training:
         reader: of the items.
         labels: those that the training may use.
         labelled, held_out: rows of labelled items to train on, and to validate on.
-        pool: rows of the unlabelled items; of the labelled ones, if there are none.
+        pool: rows of the unlabelled items; if they are fewer than codewords, of the labelled ones,
+            too.
         method: the network; after :func:`fit`, with the weights that ranked the held-out items
             best, or with the last ones, if there are no such items.
         run: steps, log lines and best validation.
@@ -280,7 +280,8 @@ def fit(
     labels = split.training_labels(dataset.require_labels())
     held_out = hold_out(labels, split.labelled, config.training.validation, config.training.seed)
     labelled = np.setdiff1d(split.labelled, held_out)
-    pool = split.unlabelled if len(split.unlabelled) else labelled
+    is_few = len(split.unlabelled) < config.quantizer.codewords
+    pool = np.union1d(split.unlabelled, labelled) if is_few else split.unlabelled
     device, image_size = torch.device(options.device), 0
     if isinstance(dataset, ImageDataset):  # as set, that of the data, or 224 if their sizes differ
         image_size = config.network.image_size or max(

@@ -80,7 +80,7 @@ def test_rows_of_zeros_and_ones_are_multi_hot(width, form, random):
         ([[0, 1, 0], [0, 1]], "a number twice"),
         ([[0.3, 0.7], [1.0, 0.0]], "label 0.3: class numbers are whole"),
         ([0.5, 1.0], "label 0.5: class numbers are whole"),
-        ([{"a": 1}, {"b": 2}], "a dict or a list in a list"),
+        ([{"a": 1}, {"b": 2}], "a label is a dict"),
     ],
 )
 def test_rows_that_are_no_classes_are_refused(labels, message):
@@ -213,7 +213,8 @@ def test_a_table_without_ids_is_in_order_and_says_so(folder):
 
 @pytest.mark.parametrize("start", [0, 1])
 def test_ids_and_names_in_a_column_of_any_name_are_found(folder, start):
-    table = pd.DataFrame({"price": Y, "nr": range(start, N + start), "art": CLASSES}).iloc[::-1]
+    table = pd.DataFrame({"price": Y, "nr": range(start, N + start), "art": CLASSES})
+    table = table.iloc[::-1].reset_index(drop=True)
     options = {"labels": table, "label_column": "art"}
     if start == 1:
         refused(X, "has the id 12 in 'nr', but the data has no ids", **options)
