@@ -123,10 +123,10 @@ def run(
     names = "methods", "bits", "seeds", "labelled", "protocol", "preset"
     changed = {name: options.pop(name) for name in names}
     experiment = read_grid(grid).with_options(settings=parse_settings(changes), **changed)
-    options["data_args"] = {"labels": labels} | data_args if labels else data_args
+    dataset = gpq.open_data(data, labels=labels, **data_args)
     # A line for each run that ends is enough: those on the steps of its training are not shown.
     with levels(logging.WARNING, "gpq_faiss.training.loop"):
-        summary = gpq.run_experiment(experiment, data, **options)
+        summary = gpq.run_experiment(experiment, dataset, **options)
     counts = [f"{summary.completed:,} runs made", f"{summary.existing:,} already done"]
     counts += [f"{name} left out ({reason})" for name, reason in summary.left_out.items()]
     common.emit(f"{summary.folder}: {'; '.join(counts)}")

@@ -286,8 +286,9 @@ def plan(grid: Grid, dataset: Dataset) -> tuple[list[RunSpec], dict[str, str]]:
     for seed in grid.seeds:
         split_args = grid.model_dump(include={"protocol", "labelled", "queries"}) | {"seed": seed}
         split = make_split(dataset, **split_args)
-        pairs = itertools.product(method_names(), grid.variations)
-        for name, variation in ((name, v) for name, v in pairs if name in grid.methods_of(v)):
+        for name, variation in itertools.product(method_names(), grid.variations):
+            if name not in grid.methods_of(variation):
+                continue
             entry = find_method(name)
             if perceptron and entry.convolutional:
                 left_out[name] = "its convolutional network is for images of more pixels"
