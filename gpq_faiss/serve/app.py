@@ -20,7 +20,6 @@ from .. import __version__
 from ..codes.checks import Floats
 from ..errors import DataError, GpqError
 from . import schemas
-from .live import RequestError
 from .service import Service
 
 _PAGE = pathlib.Path(__file__).with_name("page")
@@ -108,7 +107,7 @@ async def _problem(_: Request, error: Exception) -> Response:
         field = ".".join(str(name)[:50] for name in first["loc"][1:]) or "body"
         return JSONResponse({"error": " ".join(f"{field}: {first['msg']}".split())[:300]}, 422)
     if isinstance(error, GpqError):
-        return JSONResponse({"error": str(error)}, getattr(error, "status", 422))
+        return JSONResponse({"error": str(error)}, 422)
     return JSONResponse({"error": "internal error"}, 500)
 
 
@@ -150,7 +149,7 @@ def _check_k(k: int, service: Service) -> None:
 
 
 async def health(service: Running) -> dict[str, str | int]:
-    """Tell that the service answers, and the number of items."""
+    """Answer, if the service runs, with the number of items."""
     return {"status": "ok", "ntotal": service.live.index.ntotal}
 
 
@@ -160,7 +159,7 @@ async def page() -> FileResponse:
 
 
 async def docs() -> HTMLResponse:
-    """Describe the requests by Swagger UI, which replaces the text of the page."""
+    """Show Swagger UI, which replaces the text of the page once it is loaded."""
     text = (
         "Swagger UI is loaded from cdn.jsdelivr.net, and this browser has not loaded it. "
         '<a href="openapi.json">openapi.json</a> describes the requests, too.'
@@ -205,7 +204,7 @@ def search(service: Running, body: schemas.SearchRequest) -> Response:
     if body.name is not None:
         ids = service.live.items.find(body.name)
         if len(ids) != 1:
-            raise RequestError(
+            raise HTTPException(
                 409 if ids else 404, f"{len(ids)} items have the name {body.name!r}: give an id"
             )
         id_ = ids[0]
@@ -257,7 +256,7 @@ def thumbnail(service: Running, id_: ItemId) -> Response:
     service.code_of(id_)  # an error if no item has the id
     picture = service.catalogue.thumbnail(id_)
     if picture is None:
-        raise RequestError(404, f"there is no picture of the item {id_}")
+        raise HTTPException(404, f"there is no picture of the item {id_}")
     return Response(picture[0], media_type=picture[1])
 
 
