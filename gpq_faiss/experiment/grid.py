@@ -45,7 +45,7 @@ _STRICT = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=Fal
 
 
 class Variation(BaseModel, **_STRICT):
-    """Changes to the settings of methods; None: the grid's value. Empty if it changes nothing."""
+    """Changes to the settings of some methods; None stands for the grid's value."""
 
     name: str = ""
     config: Changes = {}
