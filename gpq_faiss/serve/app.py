@@ -177,8 +177,9 @@ reading_forms, writing_forms = (
 def _search(service: Service, vector: Floats, request: schemas.Filters) -> Response:
     _check_k(request.k, service)
     scores, ids = service.search(vector, request)
-    items = zip(service.catalogue.items(ids.tolist()), scores.tolist(), strict=True)
-    results = [schemas.Item(score=score, **item) for item, score in items]
+    results = service.catalogue.items(ids.tolist())
+    for item, score in zip(results, scores.tolist(), strict=True):
+        item.score = score
     answer = schemas.Results(results=results, ntotal=service.live.index.ntotal)
     # FastAPI would validate the answer and wait for a second thread to serialise it.
     return Response(answer.model_dump_json(exclude_none=True), media_type="application/json")
@@ -235,7 +236,7 @@ def items(
     else:
         with_labels = service.catalogue.with_labels(label)
         ids = [id_ for id_ in service.live.items.find(name) if not label or id_ in with_labels]
-    listed = [schemas.Item(**item) for item in service.catalogue.items(ids[:k])]
+    listed = service.catalogue.items(ids[:k])
     return schemas.Items(items=listed, ntotal=service.live.index.ntotal)
 
 
@@ -243,7 +244,7 @@ def items(
 def item(service: Running, id_: ItemId) -> schemas.Item:
     """Show an item, with its name and labels if it has any."""
     service.code_of(id_)  # an error if no item has the id
-    return schemas.Item(**service.catalogue.items([id_])[0])
+    return service.catalogue.items([id_])[0]
 
 
 @reading.get(

@@ -16,7 +16,7 @@ from ..indexes.index import Index
 from ..indexes.opening import open_index
 from ..progress import stage
 from ..store.changes import Changes, ChangeWriter, changes_path, read_changes
-from ..store.items import ChangedItems, ItemSource
+from ..store.items import ItemSource
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class LiveIndex(Closing):
     @property
     def items(self) -> ItemSource:
         """Names and labels of the items."""
-        return self.index.items or ChangedItems(None, {})
+        return self.index.items or ItemSource()
 
     def change(
         self,

@@ -1,5 +1,6 @@
 """Settings of the service, and schemas of its requests and responses."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Self
 
 from fastapi import UploadFile
@@ -134,7 +135,7 @@ class Item(BaseModel):
 
     id: int
     name: str | None = None
-    labels: list[str] | None = None
+    labels: Sequence[str] | None = None
     score: float | None = None
 
 
