@@ -94,18 +94,18 @@ def search(
         result_ids, source = np.unique(item_ids), opened.items or ItemSource()
         items = zip(result_ids.tolist(), source.lookup(result_ids), strict=True)
     query_ids = dataset.ids[positions]
-    texts = dataset.texts.get("name", np.full(len(dataset), ""))[positions]
-    names = [name or str(id_) for name, id_ in zip(texts.tolist(), query_ids.tolist(), strict=True)]
+    names = dataset.texts.get("name", np.full(len(dataset), ""))[positions]
+    pairs = zip(names.tolist(), query_ids.tolist(), strict=True)
     if short := int((item_ids == -1).any(axis=1).sum()):
         log.warning(
             "%d of %d queries have fewer than %d results: too few items pass the filter",
-            *(short, len(names), k),
+            *(short, len(query_ids), k),
         )
     return SearchResult(
         item_ids,
         scores,
         query_ids,
-        tuple(names),
+        tuple(name or str(id_) for name, id_ in pairs),
         opened.fingerprint,
         description,
         items={number: item for number, item in items if item is not None},
@@ -189,8 +189,8 @@ class SearchResult(Shown):
 
     def _results(self, row: int) -> list[tuple[int, float, Item]]:
         """Return id, score and item of each result of a query, best first."""
-        found = self.ids[row] != -1
-        results = zip(self.ids[row, found].tolist(), self.scores[row, found].tolist(), strict=True)
+        valid = self.ids[row] != -1
+        results = zip(self.ids[row, valid].tolist(), self.scores[row, valid].tolist(), strict=True)
         return [(number, score, self.items.get(number, Item({}))) for number, score in results]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
