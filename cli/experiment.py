@@ -132,9 +132,8 @@ def run(
     # A line for each run that ends is enough: those on the steps of its training are not shown.
     with levels(logging.WARNING, "gpq_faiss.training.loop"):
         summary = gpq.run_experiment(experiment, dataset, **options)
-    counts = [f"{summary.completed:,} runs made", f"{summary.existing:,} already done"]
-    counts += [f"{name} left out ({reason})" for name, reason in summary.left_out.items()]
-    common.emit(f"{summary.folder}: {'; '.join(counts)}")
+    counts = f"{summary.completed:,} runs made; {summary.existing:,} already done"
+    common.emit(f"{summary.folder}: {counts}")
     if summary.failed:
         name, reason = next(iter(summary.failed.items()))
         failed = len(summary.failed)

@@ -14,7 +14,6 @@ import logging
 import shutil
 import time
 import traceback
-from collections.abc import Mapping
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -73,7 +72,6 @@ class Summary:
         total: number of runs of the grid.
         existing, completed: number of runs that earlier calls and this one completed.
         failed: name of a run -> why it failed.
-        left_out: method -> why it has no run.
     """
 
     folder: Path
@@ -81,7 +79,6 @@ class Summary:
     existing: int
     completed: int = 0
     failed: dict[str, str] = field(default_factory=dict)
-    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 def run_experiment(
@@ -117,15 +114,15 @@ def run_experiment(
     if folder.exists() and not (folder / DESCRIPTION).exists() and any(folder.glob("[!.]*")):
         raise DataError(f"{folder} holds something other than an experiment: choose another --out")
     dataset = open_data(data)
-    specs, left_out = plan(grid, dataset)
+    specs = plan(grid, dataset)
     log.info(describe_plan(specs))
     with unfinished(folder / _PARTIAL, folder, keep=[_work_folder(spec) for spec in specs]):
-        begin(folder, grid, dataset, specs, left_out)
+        begin(folder, grid, dataset, specs)
         for split_hash, arguments in {spec.split_hash: spec.split_args for spec in specs}.items():
             if not (folder / f"split_{split_hash}.json").exists():
                 make_split(dataset, **arguments).save(folder / f"split_{split_hash}.json")
         todo = [spec for spec in specs if overwrite or not is_done(folder, spec)]
-        summary = Summary(folder, len(specs), len(specs) - len(todo), left_out=left_out)
+        summary = Summary(folder, len(specs), len(specs) - len(todo))
         results = Parallel(n_jobs=jobs, return_as="generator_unordered")(
             delayed(complete_run)(dataset, spec, folder, options) for spec in todo
         )

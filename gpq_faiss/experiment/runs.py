@@ -146,7 +146,6 @@ class Description(BaseModel, strict=True):
     Attributes:
         grid: the :class:`Grid` of the last call.
         data: name, fingerprint and kind of the data of all runs.
-        left_out: method -> reason why it has no run.
         planned: name of a run -> its variation and identity, of all calls, so that missing runs are
             known.
     """
@@ -154,7 +153,6 @@ class Description(BaseModel, strict=True):
     experiment_format: Literal[3]
     grid: dict[str, Any]
     data: dict[str, str]
-    left_out: dict[str, str]
     planned: dict[str, list[str]]
 
 
@@ -169,13 +167,7 @@ def read_description(folder: str | Path) -> Description:
     return _validated(Description, content, f"{path} is not an experiment", "choose another folder")
 
 
-def begin(
-    folder: Path,
-    grid: Grid,
-    dataset: Dataset,
-    specs: Sequence[RunSpec],
-    left_out: Mapping[str, str],
-) -> None:
+def begin(folder: Path, grid: Grid, dataset: Dataset, specs: Sequence[RunSpec]) -> None:
     """Write the description of a folder with the runs that are requested now.
 
     Runs that earlier calls requested are kept, so that reports can list what is missing.
@@ -189,7 +181,6 @@ def begin(
         experiment_format=3,
         grid=grid.model_dump(mode="json", exclude={"variation", "product"}),
         data={"name": name, "fingerprint": dataset.fingerprint, "kind": dataset.kind},
-        left_out=dict(left_out),
         planned={spec.name: [spec.variation, spec.identity] for spec in specs},
     )
     if (folder / DESCRIPTION).exists():
