@@ -94,7 +94,6 @@ class LiveIndex(Closing):
                 log.error("%s", error)
                 raise HTTPException(507, str(error)) from error
             self._next_id = max(self._next_id, number + 1)
-            self.changes.update(changes)
             self.index = self.index.apply(changes)
             return number
 
