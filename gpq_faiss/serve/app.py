@@ -59,10 +59,8 @@ def create_app(service: Service) -> FastAPI:
     app.mount("/page", StaticFiles(directory=_PAGE))
     # Without these dependencies, the OpenAPI description says that a route needs no token.
     may_read = [] if settings.is_local else [Depends(_check_token)]
-    for router in (reading_forms, reading):
-        app.include_router(router, dependencies=may_read)
-    for router in (writing_forms, writing):
-        app.include_router(router, dependencies=[Depends(_check_writable), Depends(_check_token)])
+    app.include_router(reading, dependencies=may_read)
+    app.include_router(writing, dependencies=[Depends(_check_writable), Depends(_check_token)])
     # Against DNS rebinding: the name of a foreign site may be made to point to this machine.
     hosts = [*schemas.LOOPBACK_HOSTS, *settings.allowed_hosts]
     if settings.is_local or settings.allowed_hosts:
@@ -126,6 +124,7 @@ Bearer = Annotated[
         HTTPBearer(auto_error=False, description="The token that the service was started with.")
     ),
 ]
+_MULTIPART = Form(media_type="multipart/form-data")  # of a form with a file
 ItemId = Annotated[int, Path(alias="id", ge=-(2**63), le=2**63 - 1, description="Id of an item.")]
 
 
@@ -169,9 +168,6 @@ async def docs() -> HTMLResponse:
 
 
 reading, writing = APIRouter(), APIRouter()
-reading_forms, writing_forms = (
-    APIRouter(route_class=schemas.FormRoute, include_in_schema=False) for _ in range(2)
-)
 
 
 def _search(service: Service, vector: Floats, request: schemas.Filters) -> Response:
@@ -185,19 +181,15 @@ def _search(service: Service, vector: Floats, request: schemas.Filters) -> Respo
     return Response(answer.model_dump_json(exclude_none=True), media_type="application/json")
 
 
-@reading_forms.post("/search")
-def search_by_image(service: Running, form: Annotated[schemas.SearchForm, Form()]) -> Response:
+@reading.post("/search/image", response_model=schemas.Results)
+def search_by_image(service: Running, form: Annotated[schemas.SearchForm, _MULTIPART]) -> Response:
     """Find the k best items for an image."""
     return _search(service, service.embed_image(form.image.file.read()), form)
 
 
-@reading.post(
-    "/search",
-    response_model=schemas.Results,
-    openapi_extra=schemas.with_form(schemas.SearchForm),
-)
+@reading.post("/search", response_model=schemas.Results)
 def search(service: Running, body: schemas.SearchRequest) -> Response:
-    """Find the k best items for an image (in a form), a vector, features, an id or a name.
+    """Find the k best items for a vector, features, an id or a name.
 
     Items of equal score are in ascending order of id.
     """
@@ -292,16 +284,16 @@ def _add(
     return {"id": service.live.change(new.id, code, new.name, labels or None)}
 
 
-@writing_forms.post("/items", status_code=201)
-def add_image(service: Running, form: Annotated[schemas.AddForm, Form()]) -> dict[str, int]:
-    """Add an image."""
+@writing.post("/items/image", status_code=201)
+def add_image(service: Running, form: Annotated[schemas.AddForm, _MULTIPART]) -> dict[str, int]:
+    """Add an image, with optional name and labels."""
     vector = service.embed_image(form.image.file.read(), queries=False)
     return _add(service, vector, form, foreign=False)
 
 
-@writing.post("/items", status_code=201, openapi_extra=schemas.with_form(schemas.AddForm))
+@writing.post("/items", status_code=201)
 def add(service: Running, body: schemas.AddRequest) -> dict[str, int]:
-    """Add an item, with optional name and labels.
+    """Add a vector or features, with optional name and labels.
 
     The response means that it is on disk and in every search.
     """
