@@ -447,7 +447,7 @@ def serve(
     """Serve an index over HTTP, with a page to search it by images.
 
     The page is at /, and /docs describes the requests for programs. Without further options the
-    service is read-only, and answers this machine alone.
+    service is read-only, and only this machine can reach it.
 
     If the index file is replaced, the service opens the new one within a second; no request is
     lost. With --writable, acknowledged changes are on disk, in a file beside the index.
@@ -482,8 +482,9 @@ expected value over random order within ties (gpq.evaluate in Python has other o
 the share of a query's ten nearest items by features that are among its first 100 results. Networks
 run on --device, rankings on the CPU.
 
-MODEL is a model folder; with --codes it may be the network in ONNX (gpq export-encoder), which runs
-without torch. The database is then that file, and all labelled items of DATA are the queries.
+MODEL is a model folder. With --codes FILE, that file is the database, and all labelled items of
+DATA are the queries; MODEL may then be the network in ONNX (gpq export-encoder), which runs without
+torch.
 
 --compare adds rows to the table: methods, which are fitted on the same items, and models trained on
 the same split. A model's row has the name of its method and its preset.

@@ -142,7 +142,7 @@ def run(
 
 
 @experiment.command(
-    help="""Report on the runs in FOLDER, the --out of gpq experiment run, by tables and pictures.
+    help="""Make tables and pictures of the runs in FOLDER, the --out of gpq experiment run.
 
 The first table has mAP by method and code length, as mean and deviation over the finished seeds,
 and P@1, P@10 and NN10@100 of the longest code.
