@@ -8,6 +8,7 @@ import click
 
 import gpq_faiss as gpq
 from gpq_faiss.errors import UsageError
+from gpq_faiss.files import atomic_path, check_output
 from gpq_faiss.training.launch import launched
 
 from . import options as common
@@ -17,8 +18,8 @@ from . import options as common
     help=f"""Train a model on DATA and write its folder: model.safetensors, config.json,
 metrics.jsonl, split.json.
 
-A killed run continues with --resume and reaches the same codes (on the CPU). docs/settings.md lists
-what --set changes. Under torchrun several processes train together.
+A killed run continues with --resume, and reaches the same codes (on the CPU). docs/settings.md
+explains the settings of --set. Under torchrun, several processes train together.
 
 \b
 Examples:
@@ -51,8 +52,8 @@ Examples:
     "--labelled",
     default="all",
     show_default=True,
-    help="Labels for the training: N-per-class, a share (5%), a file of ids, or all (except the "
-    "queries').",
+    help="Labels for the training: N-per-class, a share (5%), a file of ids, or all (except those "
+    "of the queries).",
 )
 @click.option(
     "--protocol",
@@ -131,9 +132,9 @@ def _settings(preset: str, changes: tuple[str, ...], bits: int | None) -> Any:
 @click.command(
     help=f"""Encode DATA with a model: write features.h5, then codes.h5.
 
-Streams: memory does not grow with the data. An interrupted run continues where it stopped when
-called again, unless the data has changed: names, sizes, labels and samples of the content are
-compared. --overwrite runs the network again.
+Memory does not grow with the data. The same command continues an interrupted run where it stopped,
+unless the data have changed: names, sizes, labels and samples of the content are compared.
+--overwrite runs the network again.
 
 With --ray, the codes are written in shards, files of shard_items items each, into the folder --out;
 existing shards of the same model and data are kept.
@@ -202,9 +203,9 @@ def export(**options: Any) -> None:
     """Write a model's codebooks, or codes, for another tool. SOURCE is a model folder; for parquet,
     codes.h5.
 
-    numpy is a .npz file of float32 codebooks, also byte-fused: two codebooks of 16 are one of 256,
-    for the same bytes. parquet is a table of ids, codes, names and labels. docs/databases.md shows
-    how other programs take them.
+    numpy is a .npz file of float32 codebooks, also byte-fused: two codebooks of 16 codewords become
+    one of 256, for the same bytes of codes. parquet is a table of ids, codes, names and labels.
+    docs/databases.md shows how other programs use them.
 
     \b
     Examples:
@@ -228,10 +229,10 @@ def export(**options: Any) -> None:
 def export_faiss(**options: Any) -> None:
     """Write an empty, trained Faiss index (inner product) with the model's codebooks.
 
-    Any Faiss program reads it with faiss.read_index and adds vectors of items to it; they must come
-    from the model's network (gpq encode). Queries are the network's too (the file of gpq
-    export-encoder). If query and item vectors differ, as with all presets except paper and authors,
-    a note says so: Faiss cannot tell them apart.
+    Any Faiss program reads it with faiss.read_index, and adds item vectors to it. These must come
+    from the model's network (gpq encode), and so must the vectors of queries (gpq export-encoder).
+    If query and item vectors differ, as with all presets except paper and authors, a note says so:
+    Faiss cannot tell them apart.
 
     \b
     Examples:
@@ -255,8 +256,8 @@ def export_faiss(**options: Any) -> None:
 def export_encoder(**options: Any) -> None:
     """Write a model's network as one file, ONNX or (.pt2) torch.export: from input to vectors.
 
-    Features go in as float32 [B, W], images as float32 RGB [B, 3, S, S] in [0, 1]. The file is
-    written only after its graph gave the model's vectors on random input. ONNX needs pip install
+    Features go in as float32 [B, W], images as float32 RGB [B, 3, S, S] in [0, 1]. Nothing is
+    written unless the graph gives the model's vectors on random input. ONNX needs pip install
     'gpq-faiss[onnx]'.
 
     \b
@@ -297,10 +298,10 @@ def index(sources: tuple[str, ...], no_ids: bool, no_names: bool, **options: Any
     """Build an index of codes.h5 or features.h5, with the 64-bit ids of the items.
 
     CODES_OR_FEATURES... is one file or several, which are merged: codes.h5, features.h5, or an
-    index. The changes that a service has made beside an index are taken up.
+    index, with the changes that a service has made to it.
 
-    OUT is a plain Faiss file (an IndexPQ in an IndexIDMap2), or NAME.lists: a file that is mapped
-    into memory when it is opened, at once and in place of any size, for gpq search and gpq serve.
+    OUT is a plain Faiss file (an IndexPQ in an IndexIDMap2), or NAME.lists. The latter opens at
+    once, whatever its size: gpq search and gpq serve map it into memory.
 
     Names and labels of the items go into OUT.items.sqlite, and from there into results.
 
@@ -370,7 +371,6 @@ def search(
       gpq search model codes.h5 queries.npy --allow-ids new.npy --out results.parquet
       gpq search model index.faiss digits --rows 0:8 --images digits --out ranked.png
     """
-    from gpq_faiss.files import atomic_path
     from gpq_faiss.ids import read_ids
     from gpq_faiss.stages.search import open_queries
 
@@ -410,13 +410,13 @@ def search(
 @click.option(
     "--data",
     metavar="DATA",
-    help="Pictures of the items, found by the names of the items, or the data that were indexed.",
+    help="Pictures of the items: files with their names, or the data that were indexed.",
 )
 @click.option(
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="Address to bind. Other than a loopback address it needs a token.",
+    help="Address to bind. Any but a loopback address needs a token.",
 )
 @click.option(
     "--port", type=int, default=8000, show_default=True, help="Port to bind; 0: any free one."
@@ -424,8 +424,8 @@ def search(
 @click.option(
     "--token",
     envvar="GPQ_SERVE_TOKEN",
-    help="Bearer token for writing, and for reading on other than loopback addresses. Better set "
-    "the environment variable GPQ_SERVE_TOKEN, which process lists do not show.",
+    help="Bearer token for writing, and for reading on any but a loopback address. Better set the "
+    "environment variable GPQ_SERVE_TOKEN, which process lists do not show.",
 )
 @click.option("--writable", is_flag=True, help="Let requests with the token add and remove items.")
 @click.option(
@@ -446,11 +446,11 @@ def serve(
 ) -> None:
     """Serve an index over HTTP, with a page to search it by images.
 
-    The page is at /, the requests for programs are at /docs. The service is read-only, for this
-    machine alone, unless a token is given.
+    The page is at /, and /docs describes the requests for programs. Without further options the
+    service is read-only, and only this machine can reach it.
 
-    An index file that is replaced is opened within a second; no request is lost. With --writable,
-    acknowledged changes are on disk, in a file beside the index.
+    If the index file is replaced, the service opens the new one within a second; no request is
+    lost. With --writable, acknowledged changes are on disk, in a file beside the index.
 
     \b
     Examples:
@@ -482,8 +482,9 @@ expected value over random order within ties (gpq.evaluate in Python has other o
 the share of a query's ten nearest items by features that are among its first 100 results. Networks
 run on --device, rankings on the CPU.
 
-MODEL is a model folder; with --codes it may be the network in ONNX (gpq export-encoder), which runs
-without torch. The database is then that file, and all labelled items of DATA are the queries.
+MODEL is a model folder. With --codes FILE, that file is the database, and all labelled items of
+DATA are the queries; MODEL may then be the network in ONNX (gpq export-encoder), which runs without
+torch.
 
 --compare adds rows to the table: methods, which are fitted on the same items, and models trained on
 the same split. A model's row has the name of its method and its preset.
@@ -551,8 +552,10 @@ def evaluate(
     data_args: dict[str, Any],
     **options: Any,
 ) -> None:
-    for path in (run, plot, out):
-        name: Any = common.output_form(form, path, overwrite)
+    for path in (run, plot):
+        if path is not None:
+            check_output(path, overwrite=overwrite)
+    name: Any = common.output_form(form, out, overwrite)
     convention = gpq.Convention(k=k, denominator=denominator)
     dataset = gpq.open_data(data, labels=labels, **data_args)
     result = gpq.evaluate(data=dataset, convention=convention, **options)
@@ -573,9 +576,8 @@ def evaluate(
 def info(path: str, form: str | None) -> None:
     """Describe and verify a file or folder: shapes, sizes, fingerprints, versions.
 
-    PATH is a model folder, an unfinished run, features.h5, codes.h5, a split, an index, or an
-    exported encoder (.onnx, .pt2). Of an index, the changes that a service has made beside it are
-    counted. JSON has everything.
+    PATH is a model folder, an unfinished run, features.h5, codes.h5, an index (with the changes
+    that a service has made to it), or an exported encoder (.onnx, .pt2). JSON has everything.
 
     \b
     Examples:

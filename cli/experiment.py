@@ -52,7 +52,7 @@ def methods(form: Any) -> None:
         }
         for name, entry in ((name, find_method(name)) for name in method_names())
     ]
-    common.emit(gpq.render(rows, "text" if form in (None, "table") else form).removesuffix("\n"))
+    common.emit(gpq.render(rows, form or "text").removesuffix("\n"))
 
 
 def _whole_numbers(ctx: click.Context, param: click.Parameter, text: str | None) -> Any:
@@ -65,9 +65,12 @@ def _whole_numbers(ctx: click.Context, param: click.Parameter, text: str | None)
 @experiment.command(
     help=f"""Make the runs of GRID on DATA that are missing in the folder --out.
 
-GRID is table2, table3, ablation, neighbours, sensitivity, tsne or voronoi, or a TOML file. Finished
-runs are skipped, interrupted ones are resumed, and a failed run does not stop the others (the exit
-code is then 1). Settings of --set apply to all trained rows.
+GRID is table2, table3, ablation, neighbours, sensitivity, tsne or voronoi, or a TOML file
+(docs/experiments.md). The options from --methods to --preset replace its values, and those of --set
+apply to all trained rows.
+
+Finished runs are skipped, and interrupted ones are resumed. A failed run does not stop the others;
+the exit code is then 1.
 
 \b
 Examples:
@@ -84,7 +87,7 @@ Examples:
 @click.option(
     "--methods",
     callback=lambda ctx, param, text: text and text.replace(" ", "").split(","),
-    help="Short names separated by commas, or all.  [default: the grid's, as of all that follow]",
+    help="Short names separated by commas, or all.",
 )
 @click.option("--bits", callback=_whole_numbers, help="Code lengths separated by commas.")
 @click.option(
@@ -92,7 +95,9 @@ Examples:
     callback=_whole_numbers,
     help="Seeds of split, weights and batches, separated by commas.",
 )
-@click.option("--labelled", help="Labels for the training: N-per-class, a fraction or a file.")
+@click.option(
+    "--labelled", help="Labels for the training: N-per-class, a share (5%), or a file of ids."
+)
 @click.option("--protocol", help="1, 2 or transfer.")
 @click.option(
     "--preset",
@@ -123,13 +128,12 @@ def run(
     names = "methods", "bits", "seeds", "labelled", "protocol", "preset"
     changed = {name: options.pop(name) for name in names}
     experiment = read_grid(grid).with_options(settings=parse_settings(changes), **changed)
-    options["data_args"] = {"labels": labels} | data_args if labels else data_args
+    dataset = gpq.open_data(data, labels=labels, **data_args)
     # A line for each run that ends is enough: those on the steps of its training are not shown.
     with levels(logging.WARNING, "gpq_faiss.training.loop"):
-        summary = gpq.run_experiment(experiment, data, **options)
-    counts = [f"{summary.completed:,} runs made", f"{summary.existing:,} already done"]
-    counts += [f"{name} left out ({reason})" for name, reason in summary.left_out.items()]
-    common.emit(f"{summary.folder}: {'; '.join(counts)}")
+        summary = gpq.run_experiment(experiment, dataset, **options)
+    counts = f"{summary.completed:,} runs made; {summary.existing:,} already done"
+    common.emit(f"{summary.folder}: {counts}")
     if summary.failed:
         name, reason = next(iter(summary.failed.items()))
         failed = len(summary.failed)
@@ -138,10 +142,10 @@ def run(
 
 
 @experiment.command(
-    help="""Tables and pictures of the runs in FOLDER, which is what gpq experiment run wrote.
+    help="""Make tables and pictures of the runs in FOLDER, the --out of gpq experiment run.
 
-The first table is mAP by method and code length, mean and deviation over the seeds that are done,
-with P@1, P@10 and NN10@100 at the longest code.
+The first table has mAP by method and code length, as mean and deviation over the finished seeds,
+and P@1, P@10 and NN10@100 of the longest code.
 
 \b
 Examples:

@@ -94,10 +94,7 @@ def _say(line: object, *, shared: bool = True) -> None:
 
 
 def _explained(error: Exception) -> str:
-    """Return the message for an error of the machine or of the installation.
-
-    Any other error is a bug, and is raised again.
-    """
+    """Return the message for an error of the machine; raise any other again, which is a bug."""
     messages = f"{error} {error.__cause__} {error.__context__}"
     if isinstance(error, MemoryError) or _NO_MEMORY.search(messages):
         return (
@@ -106,10 +103,7 @@ def _explained(error: Exception) -> str:
         )
     if isinstance(error, OSError):  # such as a disk that fills up while a result is printed
         return f"{error.filename or 'input or output'}: {error.strerror or error}"
-    package = ((error.name if isinstance(error, ImportError) else None) or "").partition(".")[0]
-    if package in ("", "gpq_faiss", "gpq_cli"):
-        raise error
-    return f"the package {package} is damaged ({one_line(error)}): install gpq-faiss again"
+    raise error
 
 
 # In the order of use.

@@ -11,6 +11,7 @@ import click
 from tqdm import tqdm
 
 from gpq_faiss.errors import UsageError, unknown
+from gpq_faiss.files import check_output, write_text
 
 DATA_HELP = """\b
 DATA is a path; its type is detected, or given by a prefix such as features:
@@ -97,7 +98,9 @@ device_option = click.option(
 overwrite_option = click.option("--overwrite", is_flag=True, help="Replace an existing output.")
 out_option = click.option("--out", required=True, metavar="PATH", help="Output path.")
 file_option = click.option(
-    "--out", metavar="FILE", help="Write to this file instead of the terminal."
+    "--out",
+    metavar="FILE",
+    help="Write to this file instead of the terminal; its ending selects the format.",
 )
 
 
@@ -106,21 +109,16 @@ def format_option(*formats: str) -> Callable[[Any], Any]:
     return click.option(
         "--format",
         "form",
-        type=click.Choice(["table", *formats]),
-        help="Output format.  [default: by the ending of --out, else table]",
+        type=click.Choice(["text", *formats]),
+        help="Output format.  [default: text]",
     )
 
 
 def output_form(form: str | None, out: str | None, overwrite: bool) -> str:
-    """Check before any work that the output can be written, and return its format: ``text`` for a
-    table.
-    """
-    from gpq_faiss.files import check_output
-
+    """Check before any work that the output can be written, and return its format."""
     if out is not None:
         check_output(out, overwrite=overwrite)
-    name = form or ENDINGS.get(Path(out or "").suffix.lower(), "table")
-    return "text" if name == "table" else name
+    return form or ENDINGS.get(Path(out or "").suffix.lower(), "text")
 
 
 def emit(value: Any, out: str | None = None) -> None:
@@ -134,6 +132,4 @@ def emit(value: Any, out: str | None = None) -> None:
         with tqdm.external_write_mode():
             click.echo(text)
     else:
-        from gpq_faiss.files import write_text
-
         write_text(out, f"{text}\n")

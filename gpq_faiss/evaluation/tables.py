@@ -114,13 +114,7 @@ def summarise(
     return summary
 
 
-def render(
-    rows: Sequence[Row],
-    form: Format = "text",
-    *,
-    headers: Mapping[str, str] | None = None,
-    digits: int = 3,
-) -> str:
+def render(rows: Sequence[Row], form: Format = "text", *, digits: int = 3) -> str:
     """Write a table; the text ends with a newline.
 
     Args:
@@ -129,7 +123,6 @@ def render(
         form: "text", "markdown", "latex" (booktabs), "html", "csv" or "json". CSV and JSON keep all
             digits, and a :class:`Spread` becomes three columns (``x``, ``x_deviation``, ``x_n``) or
             an object.
-        headers: display names of columns (not in CSV and JSON).
         digits: decimals of floats.
 
     Raises:
@@ -159,8 +152,7 @@ def render(
         writer = csv.DictWriter(stream, columns, lineterminator="\n")
         writer.writerows([{name: name for name in columns}, *flat])
         return stream.getvalue()
-    head = [(headers or {}).get(name, name) for name in names]
-    cells = [[_cell(row.get(name), digits) for name in names] for row in rows]
+    head, cells = names, [[_cell(row.get(name), digits) for name in names] for row in rows]
     if form == "markdown":
         head, *cells = ([text.replace("|", "\\|") for text in line] for line in (head, *cells))
     values = ([row[name] for row in rows if row.get(name) is not None] for name in names)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -34,6 +35,8 @@ from ..inputs import read_toml
 from ..methods.measure import needs_perceptron
 from ..methods.registry import METHODS, find_method, make_method, method_names
 
+log = logging.getLogger(__name__)
+
 RUN_FORMAT = 2
 """Version of the run files; part of every identity."""
 COMPUTING = ("python", "numpy", "torch", "faiss")
@@ -45,7 +48,7 @@ _STRICT = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=Fal
 
 
 class Variation(BaseModel, **_STRICT):
-    """Changes to the settings of methods; None: the grid's value. Empty if it changes nothing."""
+    """Changes to the settings of some methods; None stands for the grid's value."""
 
     name: str = ""
     config: Changes = {}
@@ -269,29 +272,31 @@ class RunSpec:
         return fingerprint(json.dumps(values, sort_keys=True))
 
 
-def plan(grid: Grid, dataset: Dataset) -> tuple[list[RunSpec], dict[str, str]]:
-    """Return the runs of a grid on a data set, and method -> reason why it has no run.
+def plan(grid: Grid, dataset: Dataset) -> list[RunSpec]:
+    """Return the runs of a grid on a data set.
 
     Seeds are outermost, so that an interrupted grid is a complete table of fewer seeds. A run that
     differs from an earlier one only in the name of its variation, as those of methods without
-    settings do, is left out.
+    settings do, is left out. So are methods of convolutional networks, with a warning, if nothing
+    can be convolved.
 
     Raises:
         UsageError: invalid settings; a code length that a method does not support; a method that is
             not installed.
         DataError: too few items for the protocol.
     """
-    perceptron, left_out = needs_perceptron(dataset), dict[str, str]()
     specs: dict[str, RunSpec] = {}
+    perceptron = needs_perceptron(dataset)
+    left_out = [name for name in grid.methods if perceptron and find_method(name).convolutional]
+    if left_out:
+        log.warning("%s: left out, as convolutions need larger images", ", ".join(left_out))
     for seed in grid.seeds:
         split_args = grid.model_dump(include={"protocol", "labelled", "queries"}) | {"seed": seed}
         split = make_split(dataset, **split_args)
-        pairs = itertools.product(method_names(), grid.variations)
-        for name, variation in ((name, v) for name, v in pairs if name in grid.methods_of(v)):
-            entry = find_method(name)
-            if perceptron and entry.convolutional:
-                left_out[name] = "its convolutional network is for images of more pixels"
+        for name, variation in itertools.product(method_names(), grid.variations):
+            if name in left_out or name not in grid.methods_of(variation):
                 continue
+            entry = find_method(name)
             entry.load()
             for bits in grid.bits if entry.code != "none" else (0,):
                 if entry.deep:
@@ -314,9 +319,8 @@ def plan(grid: Grid, dataset: Dataset) -> tuple[list[RunSpec], dict[str, str]]:
                 )
                 specs.setdefault(spec.identity, spec)
     if not specs:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
-        raise UsageError(f"grid {grid.name}: nothing to run ({reasons or 'no method'})")
-    return list(specs.values()), left_out
+        raise UsageError(f"grid {grid.name}: no method can run on {dataset.name}: choose others")
+    return list(specs.values())
 
 
 def describe_plan(specs: Sequence[RunSpec]) -> str:

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +13,17 @@ import pandas as pd
 
 from ..errors import DataError
 from ..methods.registry import METHODS
-from ..report.plots import check_picture, picture, plot_curves
+from ..report.plots import picture, plot_curves
 from .report import Experiment, read_experiment
 from .runs import Run, read_run
 
-_PANEL_INCHES = 3.2
+_PANEL_INCHES, _MAX_PANELS = 3.2, 9
 
-_CURVES = (
-    ("map", "bits per code", "mAP", r"(\d+)"),
-    ("pr", "recall", "precision", r"(\d\.\d\d)"),
-    ("precision", "k", "precision at k", r"P@(\d+)"),
-    ("recall", "k", "recall at k", r"R@(\d+)"),
-)
-"""Picture, axes, and a pattern of the columns of the table with the values of the x axis."""
-
-NewPicture = Callable[[str, str], Path]
-"""``(name, caption) -> path`` of a picture to draw, which is checked."""
+Pictures = dict[str, Path]
+"""Caption -> file."""
 
 
-def draw_experiment(
-    folder: str | Path, out: str | Path, *, overwrite: bool = False
-) -> dict[str, Path]:
+def draw_experiment(folder: str | Path, out: str | Path, *, overwrite: bool = False) -> Pictures:
     """Draw the figures of an experiment's kind from its runs, as PNG.
 
     Args:
@@ -48,40 +38,45 @@ def draw_experiment(
         OutputExistsError: a picture exists.
     """
     experiment = read_experiment(folder)
-    pictures: dict[str, Path] = {}
-
-    def new_picture(name: str, caption: str) -> Path:
-        pictures[caption] = check_picture(Path(out) / f"{name}.png", overwrite=overwrite)
-        return pictures[caption]
-
     kinds = {"sensitivity": _draw_heat_maps, "tsne": _draw_points, "voronoi": _draw_points}
-    kinds.get(experiment.description.grid["kind"], _draw_curves)(experiment, new_picture)
-    return pictures
+    draw = kinds.get(experiment.description.grid["kind"], _draw_curves)
+    return draw(experiment, Path(out), overwrite=overwrite)
 
 
-def _draw_curves(experiment: Experiment, new_picture: NewPicture) -> None:
+def _draw_curves(experiment: Experiment, out: Path, *, overwrite: bool) -> Pictures:
     """Draw mAP over bits and over neighbour recall, and precision and recall."""
     description, longest = experiment.description, str(experiment.bits[-1])
-    title = f"{description.data['name']}, protocol {description.grid['protocol']}"
-    names = dict.fromkeys(name for line in experiment.table for name in line)
-    for picture_name, x, y, pattern in _CURVES:
-        columns = {name: m[1] for name in names if (m := re.fullmatch(pattern, name))}
+    options: dict[str, Any] = {
+        "title": f"{description.data['name']}, protocol {description.grid['protocol']}",
+        "overwrite": overwrite,
+    }
+    pictures: Pictures = {}
+    ks, levels = (experiment.runs[0].arrays[name] for name in ("ks", "pr_recall"))
+    # Columns of the table with the values of the y axis, and their values on the x axis.
+    for name, x, y, columns in (
+        ("map", "bits per code", "mAP", {str(bits): bits for bits in experiment.bits}),
+        ("pr", "recall", "precision", {f"{level:.2f}": level for level in levels}),
+        ("precision", "k", "precision at k", {f"P@{k}": k for k in ks}),
+        ("recall", "k", "recall at k", {f"R@{k}": k for k in ks}),
+    ):
         lines: dict[str, Any] = {}
         for row in experiment.means(columns):
-            spreads = [(float(columns[name]), row[name]) for name in columns if row.get(name)]
-            triples = [(value, s.mean, s.deviation or 0.0) for value, s in spreads]
-            lines[row["method"]] = np.array(triples).T[: 3 if y == "mAP" else 2]
+            spreads = [(value, row[column]) for column, value in columns.items() if row.get(column)]
+            points = [(value, s.mean, s.deviation or 0.0) for value, s in spreads]
+            lines[row["method"]] = np.array(points).T[: 3 if y == "mAP" else 2]
         caption = f"{y} over {x}" + ("" if y == "mAP" else f" at {longest} bits")
-        path, log_x = new_picture(picture_name, caption), x == "k"
-        plot_curves(lines, path, x=x, y=y, title=title, log_x=log_x, overwrite=True)
+        path = out / f"{name}.png"
+        pictures[caption] = plot_curves(lines, path, x=x, y=y, log_x=x == "k", **options)
     rows = [row for row in experiment.means(("NN10@100", longest)) if row.get("NN10@100")]
     lines = {row["method"]: ([row["NN10@100"].mean], [row[longest].mean]) for row in rows}
     if lines:
-        path = new_picture("neighbours", f"mAP over NN10@100 at {longest} bits")
-        plot_curves(lines, path, x="NN10@100", y="mAP", title=title, overwrite=True)
+        path = out / "neighbours.png"
+        caption = f"mAP over NN10@100 at {longest} bits"
+        pictures[caption] = plot_curves(lines, path, x="NN10@100", y="mAP", **options)
+    return pictures
 
 
-def _draw_heat_maps(experiment: Experiment, new_picture: NewPicture) -> None:
+def _draw_heat_maps(experiment: Experiment, out: Path, *, overwrite: bool) -> Pictures:
     """Draw mAP over the weights λ1 and λ2, one picture for each variant of GPQ and length."""
     lines = [
         {"method": run.method, "bits": run.bits, "seed": run.seed, "mAP": run.map}
@@ -95,15 +90,15 @@ def _draw_heat_maps(experiment: Experiment, new_picture: NewPicture) -> None:
             f"{experiment.folder}: a heat map shows runs of GPQ that differ in their weights λ1 "
             'and λ2 alone: for others take kind = "ablation"'
         )
+    pictures: Pictures = {}
     for (method, bits), cells in frame.groupby(["method", "bits"], sort=False):
         means = cells.pivot_table("mAP", "lambda1", "lambda2")  # a missing run leaves a gap
         values, (height, width) = means.to_numpy(), means.shape
-        path = new_picture(f"sensitivity-{method}-{bits}", f"mAP of {method} at {bits} bits")
-        with picture(path, 2.6 + 0.85 * width, 1.4 + 0.6 * height, overwrite=True) as figure:
+        path, caption = out / f"sensitivity-{method}-{bits}.png", f"mAP of {method} at {bits} bits"
+        pictures[caption] = path
+        with picture(path, 2.6 + 0.85 * width, 1.4 + 0.6 * height, overwrite=overwrite) as figure:
             axes = figure.add_subplot(
-                xlabel="λ2 (entropy)",
-                ylabel="λ1 (classification)",
-                title=f"mAP of {method}, {bits} bits",
+                xlabel="λ2 (entropy)", ylabel="λ1 (classification)", title=caption
             )
             axes.grid(visible=False)
             figure.colorbar(axes.imshow(values, cmap="Blues", aspect="auto"), ax=axes)
@@ -111,6 +106,7 @@ def _draw_heat_maps(experiment: Experiment, new_picture: NewPicture) -> None:
                 axes.text(j, i, f"{values[i, j]:.3f}", ha="center", va="center", fontsize=8.5)
             axes.set_xticks(range(width), [f"{weight:g}" for weight in means.columns])
             axes.set_yticks(range(height), [f"{weight:g}" for weight in means.index])
+    return pictures
 
 
 # Points -------------------------------------------------------------------------------------------
@@ -143,14 +139,15 @@ def _panels(experiment: Experiment, run: Run) -> Iterator[tuple[str, Any, Any]]:
         yield f"{head}, codebook {m + 1}", points, codewords
 
 
-def _draw_points(experiment: Experiment, new_picture: NewPicture) -> None:
+def _draw_points(experiment: Experiment, out: Path, *, overwrite: bool) -> Pictures:
     """Draw items by class in panels, and the codewords that quantise them as stars."""
     kind, bits = experiment.description.grid["kind"], experiment.bits[-1]
     names = ("vectors", "vector_labels", "codebooks")
     seed = min(run.seed for run in experiment.runs)
     runs = [run for run in experiment.runs if run.seed == seed and run.bits in (0, bits)]
     runs = [run for run in (read_run(run.path, names) for run in runs) if "vectors" in run.arrays]
-    panels = [(run, panel) for run in runs[:9] for panel in _panels(experiment, run)][:9]
+    every_panel = ((run, panel) for run in runs for panel in _panels(experiment, run))
+    panels = list(itertools.islice(every_panel, _MAX_PANELS))
     if not panels:
         raise DataError(
             f"{experiment.folder}: no run of {bits} bits, seed {seed}, keeps vectors: run it again "
@@ -166,7 +163,8 @@ def _draw_points(experiment: Experiment, new_picture: NewPicture) -> None:
     )
     columns, rows = min(len(panels), 3), -(-len(panels) // 3)
     size = _PANEL_INCHES * columns + 1.4, _PANEL_INCHES * rows + 0.4
-    with picture(new_picture(kind, caption), *size, dpi=120, overwrite=True) as figure:
+    path = out / f"{kind}.png"
+    with picture(path, *size, dpi=120, overwrite=overwrite) as figure:
         for i, (run, (title, points, codewords)) in enumerate(panels):
             axes = figure.add_subplot(rows, columns, i + 1, xticks=[], yticks=[], title=title)
             if codewords is not None:
@@ -181,3 +179,4 @@ def _draw_points(experiment: Experiment, new_picture: NewPicture) -> None:
                 x, y = points[first].T
                 axes.scatter(x, y, color=f"C{c % 10}", s=5, alpha=0.75, label=label)
         figure.legend(loc="outside right upper")
+    return {caption: path}

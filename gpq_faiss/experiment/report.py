@@ -233,5 +233,4 @@ def notes_of(experiment: Experiment) -> list[str]:
             notes.append(
                 f"{name} has {run.bits_kept} bits per item where {run.bits} are requested."
             )
-    notes += [f"{name} has no row: {reason}." for name, reason in description.left_out.items()]
     return list(dict.fromkeys([*notes, *(machine_line(run.machine) for run in runs)]))

@@ -14,7 +14,6 @@ import logging
 import shutil
 import time
 import traceback
-from collections.abc import Mapping
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -52,8 +51,6 @@ from .runs import DESCRIPTION, begin, is_done, read_run, write_run
 
 log = logging.getLogger(__name__)
 
-CHECKPOINT_SECONDS = 60.0
-"""Time between checkpoints of a training."""
 KS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 """The k of precision and recall, up to the size of the database."""
 TOP = 1000
@@ -74,7 +71,6 @@ class Summary:
         total: number of runs of the grid.
         existing, completed: number of runs that earlier calls and this one completed.
         failed: name of a run -> why it failed.
-        left_out: method -> why it has no run.
     """
 
     folder: Path
@@ -82,7 +78,6 @@ class Summary:
     existing: int
     completed: int = 0
     failed: dict[str, str] = field(default_factory=dict)
-    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 def run_experiment(
@@ -90,10 +85,8 @@ def run_experiment(
     data: object,
     out: str | Path,
     *,
-    data_args: Mapping[str, Any] | None = None,
     device: str = "cpu",
     jobs: int = 1,
-    data_name: str | None = None,
     overwrite: bool = False,
 ) -> Summary:
     """Run all runs of ``grid`` that are missing in the folder ``out``.
@@ -102,10 +95,8 @@ def run_experiment(
         grid: a grid, the name of a built-in one, or a TOML file.
         data: anything that :func:`gpq_faiss.open_data` accepts.
         out: folder of the experiment.
-        data_args: arguments of :func:`gpq_faiss.open_data`.
         device: device of networks.
         jobs: number of concurrent runs, each in a process with one thread.
-        data_name: name of the data in tables (default: the data set's name without folders).
         overwrite: repeat finished runs; each is replaced once the new one is complete.
 
     Raises:
@@ -117,27 +108,22 @@ def run_experiment(
     if jobs < 1:
         raise UsageError(f"{jobs} jobs: it must be at least 1")
     grid = grid if isinstance(grid, Grid) else read_grid(grid)
-    options = RunOptions(str(resolve_device(device)), True, checkpoint_seconds=CHECKPOINT_SECONDS)
+    options = RunOptions(str(resolve_device(device)), resume=True)
     folder = check_output(out, overwrite=True, folder=True)
     if folder.exists() and not (folder / DESCRIPTION).exists() and any(folder.glob("[!.]*")):
         raise DataError(f"{folder} holds something other than an experiment: choose another --out")
-    dataset = open_data(data, **(data_args or {}))
-    specs, left_out = plan(grid, dataset)
+    dataset = open_data(data)
+    specs = plan(grid, dataset)
     log.info(describe_plan(specs))
-    keep: list[str] = []
-    with unfinished(folder / _PARTIAL, folder, keep=keep):
-        description = begin(folder, grid, dataset, specs, left_out, data_name)
+    with unfinished(folder / _PARTIAL, folder, keep=[_work_folder(spec) for spec in specs]):
+        begin(folder, grid, dataset, specs)
         for split_hash, arguments in {spec.split_hash: spec.split_args for spec in specs}.items():
             if not (folder / f"split_{split_hash}.json").exists():
                 make_split(dataset, **arguments).save(folder / f"split_{split_hash}.json")
-        planned = {name: identity for name, (_, identity) in description.planned.items()}
-        finished = {name for name in planned if is_done(folder / f"{name}.h5", planned[name])}
-        # What a killed process left of a finished run is not kept.
-        keep += [f"{name}-{planned[name]}" for name in planned.keys() - finished]
-        todo = [spec for spec in specs if overwrite or spec.name not in finished]
-        summary = Summary(folder, len(specs), len(specs) - len(todo), left_out=left_out)
+        todo = [spec for spec in specs if overwrite or not is_done(folder, spec)]
+        summary = Summary(folder, len(specs), len(specs) - len(todo))
         results = Parallel(n_jobs=jobs, return_as="generator_unordered")(
-            delayed(complete_run)(dataset, spec, folder, description.data, options) for spec in todo
+            delayed(complete_run)(dataset, spec, folder, options) for spec in todo
         )
         try:
             with (
@@ -160,21 +146,23 @@ def run_experiment(
     return summary
 
 
+def _work_folder(spec: RunSpec) -> str:
+    """Return the name of the folder for the checkpoints of a run."""
+    return f"{spec.name}-{spec.identity}"
+
+
 def complete_run(
-    dataset: Dataset, spec: RunSpec, folder: Path, data: Mapping[str, str], options: RunOptions
+    dataset: Dataset, spec: RunSpec, folder: Path, options: RunOptions
 ) -> tuple[str, str]:
     """Execute one run and write its file.
-
-    Args:
-        data: description of the data, of :class:`.runs.Description`.
 
     Returns:
         The name of the run, and why it failed, empty if it did not; only signals are raised.
     """
-    work, failure = folder / _PARTIAL / f"{spec.name}-{spec.identity}", ""
+    work, failure = folder / _PARTIAL / _work_folder(spec), ""
     try:
         arrays, measured = compute(spec, dataset, work, options)
-        write_run(folder / f"{spec.name}.h5", spec, data, arrays, measured)
+        write_run(folder / f"{spec.name}.h5", spec, arrays, measured)
         shutil.rmtree(work, ignore_errors=True)
     except GpqError as error:
         failure = one_line(error, 500)
@@ -240,8 +228,6 @@ def compute(
         "map": ranking.map,
         "convention": ranking.convention,
         "neighbour_recall": None if recall is None else vars(recall),
-        "queries_without_relevant": ranking.queries_without_relevant,
-        "distinct_codes": ranking.n_distinct,
         "seconds": {
             "fit": round(coded.fit_seconds, 3),
             "encode": round(coded.encode_seconds, 3),
@@ -253,7 +239,6 @@ def compute(
             "unlabelled": len(split.unlabelled),
             "database": len(coded.base_rows),
         },
-        "seen_classes": None if split.seen_classes is None else list(split.seen_classes),
         **coded.extra,
         "class_names": list(labels.class_names),
     }

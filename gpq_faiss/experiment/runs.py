@@ -87,20 +87,12 @@ class Run(BaseModel, strict=True, arbitrary_types_allowed=True):
 
 
 def write_run(
-    path: Path,
-    spec: RunSpec,
-    data: Mapping[str, str],
-    arrays: Mapping[str, NDArray[Any]],
-    measured: Mapping[str, Any],
+    path: Path, spec: RunSpec, arrays: Mapping[str, NDArray[Any]], measured: Mapping[str, Any]
 ) -> None:
-    """Write the file of a run atomically.
-
-    Args:
-        data: description of the data, of :class:`Description`.
-        arrays, measured: from :func:`.run.compute`.
+    """Write the file of a run atomically; ``arrays`` and ``measured`` are those of
+    :func:`.run.compute`.
     """
     attributes = {
-        "kind": "run",
         "format_version": RUN_FORMAT,
         "method": spec.method,
         "bits": spec.bits,
@@ -109,12 +101,8 @@ def write_run(
         "identity": spec.identity,
         "settings": spec.settings,
         "split_hash": spec.split_hash,
-        "protocol": spec.split_args["protocol"],
-        "labelled": spec.split_args["labelled"],
-        "data": dict(data),
         "machine": describe_machine(),
         **measured,
-        "complete": True,
     }
     write_arrays(path, arrays, attributes)
 
@@ -141,10 +129,10 @@ def _validated(model: type[Model], values: Any, subject: str, remedy: str) -> Mo
         ) from None
 
 
-def is_done(path: Path, identity: str) -> bool:
-    """Return whether a run has an undamaged file of its identity."""
+def is_done(folder: Path, spec: RunSpec) -> bool:
+    """Return whether a run has an undamaged file of its identity in the folder."""
     try:
-        return path.exists() and read_run(path).identity == identity
+        return read_run(folder / f"{spec.name}.h5").identity == spec.identity
     except DataError:
         return False
 
@@ -158,8 +146,6 @@ class Description(BaseModel, strict=True):
     Attributes:
         grid: the :class:`Grid` of the last call.
         data: name, fingerprint and kind of the data of all runs.
-        variations: names in the grid.
-        left_out: method -> reason why it has no run.
         planned: name of a run -> its variation and identity, of all calls, so that missing runs are
             known.
     """
@@ -167,8 +153,6 @@ class Description(BaseModel, strict=True):
     experiment_format: Literal[3]
     grid: dict[str, Any]
     data: dict[str, str]
-    variations: list[str]
-    left_out: dict[str, str]
     planned: dict[str, list[str]]
 
 
@@ -183,14 +167,7 @@ def read_description(folder: str | Path) -> Description:
     return _validated(Description, content, f"{path} is not an experiment", "choose another folder")
 
 
-def begin(
-    folder: Path,
-    grid: Grid,
-    dataset: Dataset,
-    specs: Sequence[RunSpec],
-    left_out: Mapping[str, str],
-    data_name: str | None = None,
-) -> Description:
+def begin(folder: Path, grid: Grid, dataset: Dataset, specs: Sequence[RunSpec]) -> None:
     """Write the description of a folder with the runs that are requested now.
 
     Runs that earlier calls requested are kept, so that reports can list what is missing.
@@ -199,18 +176,16 @@ def begin(
         MismatchError: the folder holds another experiment.
     """
     # Names have no folders, which differ between machines.
-    name = data_name or re.sub(r"[^:]*/", "", dataset.name)
+    name = re.sub(r"[^:]*/", "", dataset.name)
     description = Description(
         experiment_format=3,
         grid=grid.model_dump(mode="json", exclude={"variation", "product"}),
         data={"name": name, "fingerprint": dataset.fingerprint, "kind": dataset.kind},
-        variations=[variation.name for variation in grid.variations],
-        left_out=dict(left_out),
         planned={spec.name: [spec.variation, spec.identity] for spec in specs},
     )
     if (folder / DESCRIPTION).exists():
         earlier = read_description(folder)
-        fixed = {key: (earlier.grid.get(key), description.grid.get(key)) for key in _FIXED}
+        fixed = {key: (earlier.grid.get(key), description.grid[key]) for key in _FIXED}
         fixed["data"] = earlier.data["fingerprint"], dataset.fingerprint
         for key, (old, new) in fixed.items():
             if old != new:
@@ -218,12 +193,11 @@ def begin(
                     f"{folder} holds an experiment with {key} {old or 'unset'}, not "
                     f"{new or 'unset'}: choose another --out"
                 )
-        # Variations that are no longer in the grid are not expected.
-        planned = {k: v for k, v in earlier.planned.items() if v[0] in description.variations}
+        # Runs of variations that are no longer in the grid are not expected.
+        names = {variation.name for variation in grid.variations}
+        planned = {run: entry for run, entry in earlier.planned.items() if entry[0] in names}
         description.planned = planned | description.planned
-        description.data = description.data if data_name else earlier.data
     write_json(folder / DESCRIPTION, description.model_dump())
-    return description
 
 
 # Machine ------------------------------------------------------------------------------------------

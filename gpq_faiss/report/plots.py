@@ -39,20 +39,6 @@ _FORMATS: dict[str, dict[str, Any]] = {
 """Extension -> metadata that would differ each time."""
 
 
-def check_picture(out: str | Path, *, overwrite: bool) -> Path:
-    """Check the output path of a picture.
-
-    Raises:
-        UsageError: the extension is not .png, .svg or .pdf.
-        OutputExistsError: the file exists and ``overwrite`` is false.
-        DataError: the file cannot be written.
-    """
-    path = Path(out)
-    if path.suffix.lower() not in _FORMATS:
-        raise UsageError(f"{path}: a picture must be .png, .svg or .pdf")
-    return check_output(path, overwrite=overwrite)
-
-
 @contextmanager
 def picture(
     out: str | Path,
@@ -70,8 +56,12 @@ def picture(
     Raises:
         UsageError: an extension other than .png, .svg or .pdf.
         OutputExistsError: ``out`` exists and ``overwrite`` is false.
+        DataError: the file cannot be written.
     """
-    path = check_picture(out, overwrite=overwrite)
+    suffix = Path(out).suffix.lower()
+    if suffix not in _FORMATS:
+        raise UsageError(f"{out}: a picture must be .png, .svg or .pdf")
+    path = check_output(out, overwrite=overwrite)
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -79,12 +69,7 @@ def picture(
         figure = Figure(figsize=(width, height), facecolor="white", layout="constrained")
         yield figure
         with atomic_path(path) as temporary:
-            figure.savefig(
-                temporary,
-                format=path.suffix.lower()[1:],
-                dpi=dpi,
-                metadata=_FORMATS[path.suffix.lower()],
-            )
+            figure.savefig(temporary, format=suffix[1:], dpi=dpi, metadata=_FORMATS[suffix])
 
 
 def plot_curves(

@@ -20,7 +20,6 @@ from .. import __version__
 from ..codes.checks import Floats
 from ..errors import DataError, GpqError
 from . import schemas
-from .live import RequestError
 from .service import Service
 
 _PAGE = pathlib.Path(__file__).with_name("page")
@@ -60,10 +59,8 @@ def create_app(service: Service) -> FastAPI:
     app.mount("/page", StaticFiles(directory=_PAGE))
     # Without these dependencies, the OpenAPI description says that a route needs no token.
     may_read = [] if settings.is_local else [Depends(_check_token)]
-    for router in (reading_forms, reading):
-        app.include_router(router, dependencies=may_read)
-    for router in (writing_forms, writing):
-        app.include_router(router, dependencies=[Depends(_check_writable), Depends(_check_token)])
+    app.include_router(reading, dependencies=may_read)
+    app.include_router(writing, dependencies=[Depends(_check_writable), Depends(_check_token)])
     # Against DNS rebinding: the name of a foreign site may be made to point to this machine.
     hosts = [*schemas.LOOPBACK_HOSTS, *settings.allowed_hosts]
     if settings.is_local or settings.allowed_hosts:
@@ -108,7 +105,7 @@ async def _problem(_: Request, error: Exception) -> Response:
         field = ".".join(str(name)[:50] for name in first["loc"][1:]) or "body"
         return JSONResponse({"error": " ".join(f"{field}: {first['msg']}".split())[:300]}, 422)
     if isinstance(error, GpqError):
-        return JSONResponse({"error": str(error)}, getattr(error, "status", 422))
+        return JSONResponse({"error": str(error)}, 422)
     return JSONResponse({"error": "internal error"}, 500)
 
 
@@ -127,6 +124,7 @@ Bearer = Annotated[
         HTTPBearer(auto_error=False, description="The token that the service was started with.")
     ),
 ]
+_MULTIPART = Form(media_type="multipart/form-data")  # of a form with a file
 ItemId = Annotated[int, Path(alias="id", ge=-(2**63), le=2**63 - 1, description="Id of an item.")]
 
 
@@ -150,7 +148,7 @@ def _check_k(k: int, service: Service) -> None:
 
 
 async def health(service: Running) -> dict[str, str | int]:
-    """Tell that the service answers, and the number of items."""
+    """Answer, if the service runs, with the number of items."""
     return {"status": "ok", "ntotal": service.live.index.ntotal}
 
 
@@ -160,7 +158,7 @@ async def page() -> FileResponse:
 
 
 async def docs() -> HTMLResponse:
-    """Describe the requests by Swagger UI, which replaces the text of the page."""
+    """Show Swagger UI, which replaces the text of the page once it is loaded."""
     text = (
         "Swagger UI is loaded from cdn.jsdelivr.net, and this browser has not loaded it. "
         '<a href="openapi.json">openapi.json</a> describes the requests, too.'
@@ -170,34 +168,28 @@ async def docs() -> HTMLResponse:
 
 
 reading, writing = APIRouter(), APIRouter()
-reading_forms, writing_forms = (
-    APIRouter(route_class=schemas.FormRoute, include_in_schema=False) for _ in range(2)
-)
 
 
 def _search(service: Service, vector: Floats, request: schemas.Filters) -> Response:
     _check_k(request.k, service)
     scores, ids = service.search(vector, request)
-    items = zip(service.catalogue.items(ids.tolist()), scores.tolist(), strict=True)
-    results = [schemas.Item(score=score, **item) for item, score in items]
+    results = service.catalogue.items(ids.tolist())
+    for item, score in zip(results, scores.tolist(), strict=True):
+        item.score = score
     answer = schemas.Results(results=results, ntotal=service.live.index.ntotal)
     # FastAPI would validate the answer and wait for a second thread to serialise it.
     return Response(answer.model_dump_json(exclude_none=True), media_type="application/json")
 
 
-@reading_forms.post("/search")
-def search_by_image(service: Running, form: Annotated[schemas.SearchForm, Form()]) -> Response:
+@reading.post("/search/image", response_model=schemas.Results)
+def search_by_image(service: Running, form: Annotated[schemas.SearchForm, _MULTIPART]) -> Response:
     """Find the k best items for an image."""
     return _search(service, service.embed_image(form.image.file.read()), form)
 
 
-@reading.post(
-    "/search",
-    response_model=schemas.Results,
-    openapi_extra=schemas.with_form(schemas.SearchForm),
-)
+@reading.post("/search", response_model=schemas.Results)
 def search(service: Running, body: schemas.SearchRequest) -> Response:
-    """Find the k best items for an image (in a form), a vector, features, an id or a name.
+    """Find the k best items for a vector, features, an id or a name.
 
     Items of equal score are in ascending order of id.
     """
@@ -205,7 +197,7 @@ def search(service: Running, body: schemas.SearchRequest) -> Response:
     if body.name is not None:
         ids = service.live.items.find(body.name)
         if len(ids) != 1:
-            raise RequestError(
+            raise HTTPException(
                 409 if ids else 404, f"{len(ids)} items have the name {body.name!r}: give an id"
             )
         id_ = ids[0]
@@ -236,7 +228,7 @@ def items(
     else:
         with_labels = service.catalogue.with_labels(label)
         ids = [id_ for id_ in service.live.items.find(name) if not label or id_ in with_labels]
-    listed = [schemas.Item(**item) for item in service.catalogue.items(ids[:k])]
+    listed = service.catalogue.items(ids[:k])
     return schemas.Items(items=listed, ntotal=service.live.index.ntotal)
 
 
@@ -244,7 +236,7 @@ def items(
 def item(service: Running, id_: ItemId) -> schemas.Item:
     """Show an item, with its name and labels if it has any."""
     service.code_of(id_)  # an error if no item has the id
-    return schemas.Item(**service.catalogue.items([id_])[0])
+    return service.catalogue.items([id_])[0]
 
 
 @reading.get(
@@ -257,7 +249,7 @@ def thumbnail(service: Running, id_: ItemId) -> Response:
     service.code_of(id_)  # an error if no item has the id
     picture = service.catalogue.thumbnail(id_)
     if picture is None:
-        raise RequestError(404, f"there is no picture of the item {id_}")
+        raise HTTPException(404, f"there is no picture of the item {id_}")
     return Response(picture[0], media_type=picture[1])
 
 
@@ -292,16 +284,16 @@ def _add(
     return {"id": service.live.change(new.id, code, new.name, labels or None)}
 
 
-@writing_forms.post("/items", status_code=201)
-def add_image(service: Running, form: Annotated[schemas.AddForm, Form()]) -> dict[str, int]:
-    """Add an image."""
+@writing.post("/items/image", status_code=201)
+def add_image(service: Running, form: Annotated[schemas.AddForm, _MULTIPART]) -> dict[str, int]:
+    """Add an image, with optional name and labels."""
     vector = service.embed_image(form.image.file.read(), queries=False)
     return _add(service, vector, form, foreign=False)
 
 
-@writing.post("/items", status_code=201, openapi_extra=schemas.with_form(schemas.AddForm))
+@writing.post("/items", status_code=201)
 def add(service: Running, body: schemas.AddRequest) -> dict[str, int]:
-    """Add an item, with optional name and labels.
+    """Add a vector or features, with optional name and labels.
 
     The response means that it is on disk and in every search.
     """

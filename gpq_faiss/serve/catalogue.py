@@ -22,7 +22,8 @@ from ..codes.checks import Ids
 from ..data.base import Dataset
 from ..errors import DataError
 from ..indexes.index import Index
-from ..store.items import CHANGED_DATA, ChangedItems, FileRows, Item
+from ..store.items import CHANGED_DATA, ChangedItems, FileRows, Item, ItemSource
+from . import schemas
 from .live import LiveIndex
 
 log = logging.getLogger(__name__)
@@ -59,22 +60,23 @@ class Catalogue:
         elif live.items.data_fingerprint not in ("", dataset.fingerprint):
             log.warning(CHANGED_DATA, dataset.name)
 
-    def items(self, ids: Sequence[int]) -> list[dict[str, Any]]:
+    def items(self, ids: Sequence[int]) -> list[schemas.Item]:
         """Return id, name and labels of each item [n]."""
-        items = self.live.items.lookup(np.array(ids, np.int64))
+        items = (item or Item({}) for item in self.live.items.lookup(np.array(ids, np.int64)))
         return [
-            {"id": id_, "name": item and item.name, "labels": item and item.labels}
+            schemas.Item(id=id_, name=item.name, labels=item.labels)
             for id_, item in zip(ids, items, strict=True)
         ]
 
     # Labels -------------------------------------------------------------------------------------
 
     def _labels(self, index: Index) -> dict[str, Ids]:
-        items: Any = index.items.source if isinstance(index.items, ChangedItems) else index.items
+        items = index.items or ItemSource()
+        source = items.source if isinstance(items, ChangedItems) else items
         changes = dict(self.live.changes)  # another thread may add changes meanwhile
         changed = np.fromiter(changes, np.int64)
         table: dict[str, list[int]] = defaultdict(list)
-        for name, ids in _labels_in_file(items).items():
+        for name, ids in _labels_in_file(source).items():
             table[name] = np.setdiff1d(ids, changed).tolist()
         for id_, change in changes.items():
             for name in change.labels or ():
@@ -148,11 +150,11 @@ class Catalogue:
 
 
 @functools.lru_cache(1)
-def _labels_in_file(items: Any) -> dict[str, Ids]:
+def _labels_in_file(source: ItemSource) -> dict[str, Ids]:
     """Return the labels of the items of an index file, and the ids int64 [n] of each."""
     parse = functools.cache(json.loads)  # many items have the same labels
     table: dict[str, list[int]] = defaultdict(list)
-    for id_, _, labels, _ in () if items is None else items.rows():
+    for id_, _, labels, _ in source.rows():
         for name in parse(labels or "[]"):
             table[name].append(id_)
     return {name: np.array(ids, np.int64) for name, ids in table.items()}

@@ -8,23 +8,17 @@ import logging
 import threading
 from pathlib import Path
 
+from fastapi import HTTPException
+
 from ..errors import DataError, MismatchError
 from ..files import Closing
 from ..indexes.index import Index
 from ..indexes.opening import open_index
 from ..progress import stage
 from ..store.changes import Changes, ChangeWriter, changes_path, read_changes
-from ..store.items import ChangedItems, ItemSource
+from ..store.items import ItemSource
 
 log = logging.getLogger(__name__)
-
-
-class RequestError(DataError):
-    """A request that fails with an HTTP status."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class LiveIndex(Closing):
@@ -61,7 +55,7 @@ class LiveIndex(Closing):
     @property
     def items(self) -> ItemSource:
         """Names and labels of the items."""
-        return self.index.items or ChangedItems(None, {})
+        return self.index.items or ItemSource()
 
     def change(
         self,
@@ -81,7 +75,7 @@ class LiveIndex(Closing):
             The id of the item.
 
         Raises:
-            RequestError: the id to add is in use, or no item has the id to remove; or the change
+            HTTPException: the id to add is in use, or no item has the id to remove; or the change
                 cannot be written, and is not made.
         """
         with self._lock:
@@ -89,18 +83,17 @@ class LiveIndex(Closing):
             number = self._next_id if id_ is None else id_
             is_used = self.index.code_of(number) is not None
             if is_used and code is not None:
-                raise RequestError(
+                raise HTTPException(
                     409, f"the id {number} is in use: give another, or remove it first"
                 )
             if not is_used and code is None:
-                raise RequestError(404, f"no item has the id {number}")
+                raise HTTPException(404, f"no item has the id {number}")
             try:
                 changes = self._writer.write({number: (code, name, labels)})
             except DataError as error:
                 log.error("%s", error)
-                raise RequestError(507, str(error)) from error
+                raise HTTPException(507, str(error)) from error
             self._next_id = max(self._next_id, number + 1)
-            self.changes.update(changes)
             self.index = self.index.apply(changes)
             return number
 

@@ -1,13 +1,10 @@
 """Settings of the service, and schemas of its requests and responses."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Self
 
 from fastapi import UploadFile
-from fastapi.routing import APIRoute
 from pydantic import BaseModel, ByteSize, Field, ValidationError, model_validator
-from starlette.datastructures import Headers
-from starlette.routing import Match
-from starlette.types import Scope
 
 from ..errors import UsageError
 
@@ -96,7 +93,9 @@ class SearchRequest(Filters, strict=True):
     @model_validator(mode="after")
     def _one_query(self) -> Self:
         if [self.vector, self.features, self.id, self.name].count(None) != 3:
-            raise ValueError("give one of vector, features, id, name, or the image of a form")
+            raise ValueError(
+                "give one of vector, features, id, name (an image: POST /search/image)"
+            )
         return self
 
 
@@ -125,7 +124,7 @@ class AddRequest(NewItem, strict=True):
     @model_validator(mode="after")
     def _one_input(self) -> Self:
         if (self.vector is None) == (self.features is None):
-            raise ValueError("give one of vector, features, or the image of a form")
+            raise ValueError("give one of vector, features (an image: POST /items/image)")
         return self
 
 
@@ -134,7 +133,7 @@ class Item(BaseModel):
 
     id: int
     name: str | None = None
-    labels: list[str] | None = None
+    labels: Sequence[str] | None = None
     score: float | None = None
 
 
@@ -156,20 +155,3 @@ class Problem(BaseModel):
     """Why a request failed, in one line."""
 
     error: str
-
-
-class FormRoute(APIRoute):
-    """A route for forms: the route for JSON may have the same path."""
-
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Match a request with a form only."""
-        content_type = Headers(scope=scope).get("content-type", "")
-        if content_type.lower().startswith("multipart/form-data"):
-            return super().matches(scope)
-        return Match.NONE, {}
-
-
-def with_form(form: type[BaseModel]) -> dict[str, Any]:
-    """Return the OpenAPI description of a form, for the route for JSON at the same path."""
-    content = {"multipart/form-data": {"schema": form.model_json_schema()}}
-    return {"requestBody": {"content": content}}

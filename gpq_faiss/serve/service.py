@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from fastapi import HTTPException
 from numpy.typing import NDArray
 
 from ..codes.checks import Codes, Floats, Ids, check_vectors
@@ -15,7 +16,7 @@ from ..encoder import Encoder, OnnxEncoder
 from ..errors import DataError
 from ..faissio.model import encode_items
 from .catalogue import Catalogue
-from .live import LiveIndex, RequestError
+from .live import LiveIndex
 from .schemas import Filters, Settings
 
 _MAX_PIXELS = 25_000_000
@@ -81,7 +82,7 @@ class Service:
         """Return the query vector of an item: of its original if there is one, else of its code.
 
         Raises:
-            RequestError: no item has the id (404).
+            HTTPException: no item has the id (404).
         """
         code, original = self.code_of(id_), self.catalogue.original(id_)
         kind = "images" if original is not None and original.ndim == 3 else "features"
@@ -118,10 +119,10 @@ class Service:
         ).tobytes()
 
     def code_of(self, id_: int) -> Codes:
-        """Return the code of an item. Raises RequestError: no item has the id (404)."""
+        """Return the code of an item. Raises HTTPException: no item has the id (404)."""
         code = self.live.index.code_of(id_)
         if code is None:
-            raise RequestError(404, f"no item has the id {id_}")
+            raise HTTPException(404, f"no item has the id {id_}")
         return code
 
     # Searches -----------------------------------------------------------------------------------

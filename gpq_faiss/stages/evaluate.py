@@ -106,28 +106,34 @@ def evaluate(
             "every labelled item but the queries was trained on, so the database is the labelled "
             "training items (train with --labelled to hold some back)"
         )
-    coded = _encode(encoder, dataset, split.query, database)
-    rows: dict[str, Any] = {"queries": coded.query_rows, "database": coded.base_rows}
-    neighbours = input_neighbours(dataset, encoder.image_size, *rows.values())
+    first = _encode(encoder, dataset, split.query, database)
+    neighbours = input_neighbours(dataset, encoder.image_size, first.query_rows, first.base_rows)
     if neighbours is None:
         notes.append(NO_NEIGHBOUR_RECALL)
-    seed = int(encoder.model.description["config"]["training"]["seed"])
     measured: dict[str, Row] = {}
     for name, compared in models.items():
-        if compared is None:
-            sizes = name, encoder.bits, seed
-            row = fit_and_encode(*sizes, dataset, split, image_size=encoder.image_size, **rows)
+        if compared is encoder:
+            coded = first
+        elif compared is not None:
+            coded = _encode(compared, dataset, split.query, database)
         else:
-            row = (
-                coded if compared is encoder else _encode(compared, dataset, split.query, database)
+            coded = fit_and_encode(
+                name,
+                encoder.bits,
+                int(encoder.model.description["config"]["training"]["seed"]),
+                dataset,
+                split,
+                image_size=encoder.image_size,
+                queries=first.query_rows,
+                database=first.base_rows,
             )
         measured[name] = Row(
-            row.rank(labels, **options),
-            row.neighbour_recall(neighbours),
-            row.coder.bits if compared or find_method(name).code != "none" else None,
+            coded.rank(labels, **options),
+            coded.neighbour_recall(neighbours),
+            coded.coder.bits if compared or find_method(name).code != "none" else None,
             compared.fingerprint if compared else None,
         )
-    run = Run(coded, labels, labels, dataset.ids, dataset.ids)
+    run = Run(first, labels, labels, dataset.ids, dataset.ids)
     return Evaluation(measured, run, split.name, split.hash, dataset.name, tuple(notes))
 
 
@@ -141,11 +147,13 @@ def model_name(description: Mapping[str, Any]) -> str:
     return method if (method, used) == ("posterior", "recommended") else f"{method} ({used})"
 
 
-def _training_of(encoder: Encoder) -> tuple[Any, ...]:
-    """Return the fingerprint of the training data, and hash, protocol and seed of their split."""
-    description = encoder.model.description
-    split, data = description.get("split") or {}, description.get("data") or {}
-    return data.get("fingerprint"), *(split.get(key) for key in ("hash", "protocol", "seed"))
+def _training_of(encoder: Encoder) -> dict[str, Any]:
+    """Return the fingerprint of the training ``data``, and ``hash``, ``protocol`` and ``seed`` of
+    their split; None where the model does not say.
+    """
+    data, split = (encoder.model.description.get(name) or {} for name in ("data", "split"))
+    names = "hash", "protocol", "seed"
+    return {"data": data.get("fingerprint"), **{name: split.get(name) for name in names}}
 
 
 def _open_compared(
@@ -173,12 +181,12 @@ def _open_compared(
         encoder = Encoder.load(entry, device)
         encoder.check(dataset)
         expected, actual = _training_of(first), _training_of(encoder)
-        if expected[:2] != actual[:2]:
+        if actual != expected:
             raise MismatchError(
                 f"--compare {entry}: it was trained on other data or another split (protocol "
-                f"{actual[2]}, seed {actual[3]}) than {first.source} (protocol {expected[2]}, seed "
-                f"{expected[3]}): train it on the same data with the same --protocol, seed, "
-                "--labelled and --queries"
+                f"{actual['protocol']}, seed {actual['seed']}) than {first.source} (protocol "
+                f"{expected['protocol']}, seed {expected['seed']}): train it on the same data with "
+                "the same --protocol, seed, --labelled and --queries"
             )
         name = model_name(encoder.model.description)
         entries[f"{name}: {entry}" if name in entries else name] = encoder
@@ -193,17 +201,18 @@ def _resolve_split(
     Raises:
         MismatchError: another protocol for the training data: its queries may have been trained on.
     """
-    data, _, trained, _ = _training_of(encoder)
-    if data != dataset.fingerprint:
+    training = _training_of(encoder)
+    if training["data"] != dataset.fingerprint:
         note = (
             f"{dataset.name} is not the data of the training: queries and database are drawn from "
             "it instead"
         )
         return make_split(dataset, protocol or "1", labelled="all"), [note]
-    if protocol not in (None, trained):
+    if protocol not in (None, training["protocol"]):
         raise MismatchError(
-            f"{encoder.source} was trained with protocol {trained}: with protocol {protocol} it "
-            "may have seen the labels of queries. Leave out the protocol, or train with it"
+            f"{encoder.source} was trained with protocol {training['protocol']}: with protocol "
+            f"{protocol} it may have seen the labels of queries. Leave out the protocol, or train "
+            "with it"
         )
     return load_split(encoder.source / "split.json"), []
 
@@ -212,8 +221,8 @@ def _encode(encoder: Encoder, dataset: Dataset, queries: Ids, rows: Ids) -> Code
     """Encode queries and database with a model."""
     query_rows, xq = encoder.embed_rows(dataset, queries, queries=True)
     readable, codes = zip(*encoder.code_batches(dataset, rows), strict=True)
-    encoded = np.concatenate(readable), xq, np.concatenate(codes)
-    return Coded(ProductCoder(encoder.model.codebooks), query_rows, *encoded)
+    coder = ProductCoder(encoder.model.codebooks)
+    return Coded(coder, query_rows, np.concatenate(readable), xq, np.concatenate(codes))
 
 
 def _evaluate_codes(
@@ -387,7 +396,7 @@ class Evaluation(Shown):
 
     def about(self) -> list[str]:
         """Return lines with size, split, convention and notes."""
-        recall = next(iter(self.measured.values())).neighbour_recall
+        recall = self.measured[self.method].neighbour_recall
         size, *lines = self.ranking.about()
         lines += [recall.definition] if recall else []
         return [f"{size}, protocol {self.protocol}", *lines, *map("note: {}".format, self.notes)]

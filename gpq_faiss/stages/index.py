@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +18,14 @@ from ..faissio.convert import check_kind, to_faiss
 from ..faissio.files import write_index
 from ..faissio.model import ModelHeader, encode_items, read_model
 from ..files import atomic_path, check_output
+from ..indexes.index import Index
 from ..indexes.list_file import write_lists
 from ..indexes.lists import InvertedLists
 from ..indexes.opening import file_kind, open_index
 from ..inputs import check_memory
 from ..progress import stage
 from ..store.changes import changes_path
-from ..store.items import About, ItemSource, RowItems, items_path, write_items
+from ..store.items import About, RowItems, items_path, write_items
 from ..store.rows import RowReader, row_blocks
 
 log = logging.getLogger(__name__)
@@ -72,8 +71,8 @@ def index(
         OutputExistsError: ``out`` exists and ``overwrite`` is false.
         UsageError: options that do not fit together, or do not fit the codebooks.
     """
-    sources = [source] if isinstance(source, str | Path) else list(source)
-    if not sources or Path(out).resolve() in [Path(path).resolve() for path in sources]:
+    paths = [Path(path) for path in ([source] if isinstance(source, str | Path) else source)]
+    if not paths or Path(out).resolve() in [path.resolve() for path in paths]:
         raise UsageError(f"{out}: name at least one file to index, which is not the output itself")
     mapped = Path(out).suffix == LISTS
     if mapped and (kind != "flat" or not ids):
@@ -83,14 +82,14 @@ def index(
     out, model = check_output(out, overwrite=overwrite), read_model(model_dir)
     checked_kind = check_kind(kind, *model.codebooks.shape[:2])
     with contextlib.ExitStack() as stack:
-        opened = [_open(Path(path), model, stack) for path in sources]
+        sources = [_open(path, model, stack) for path in paths]
         if mapped:
             with atomic_path(out) as temporary:
-                crc = write_lists(temporary, opened, model.codebooks)
-                _write_names(out, opened, crc, names)
+                crc = write_lists(temporary, sources, model.codebooks)
+                _write_names(out, sources, crc, names)
         else:
-            codes, item_ids, crc = _collect(opened, model, out, ordered_by_id=not ids)
-            _write_names(out, opened, crc, names)
+            codes, item_ids, crc = _collect(sources, model, out, ordered_by_id=not ids)
+            _write_names(out, sources, crc, names)
             faiss_index = to_faiss(codes, item_ids if ids else None, model.codebooks, checked_kind)
             write_index(faiss_index, out)
     if kind == "fastscan":
@@ -103,22 +102,31 @@ def index(
     return out
 
 
-@dataclass
-class _Source:
-    """Rows of the model from a file of any kind.
+class _RowFile:
+    """A codes or features file of a model, which is read like an index.
 
     Attributes:
-        ntotal: number of items.
-        blocks: yields codes uint8 [n, code_size] and ids int64 [n], at most so many at a time.
-        items: names and labels, or None.
-        contained: see :class:`..indexes.index.Index`.
+        ntotal, items, contained: as of :class:`..indexes.index.Index`.
     """
 
-    path: Path
-    ntotal: int
-    blocks: Callable[[int], Iterator[tuple[Codes, Ids]]]
-    items: ItemSource | None
-    contained: tuple[str, int] | None = None
+    contained = None
+
+    def __init__(self, reader: RowReader, model: ModelHeader) -> None:
+        self._reader, self._model, self.ntotal = reader, model, reader.ntotal
+        self.items = RowItems(reader) if reader.header.class_names or reader.text_columns else None
+
+    def blocks(self, size: int) -> Iterator[tuple[Codes, Ids]]:
+        """Yield codes uint8 [n, code_size] and ids int64 [n] of up to ``size`` items at a time."""
+        reader, model = self._reader, self._model
+        for rows in row_blocks(reader.ntotal, size):
+            values = np.asarray(reader.values[rows])
+            if reader.header.kind == "features":
+                options = {"name": str(reader.path), "first_row": rows.start}
+                values = encode_items(values, model.codebooks, model.description, **options)
+            yield values, np.asarray(reader.ids[rows])
+
+
+_Source = Index | _RowFile
 
 
 def _open(path: Path, model: ModelHeader, stack: contextlib.ExitStack) -> _Source:
@@ -130,25 +138,14 @@ def _open(path: Path, model: ModelHeader, stack: contextlib.ExitStack) -> _Sourc
     """
     if file_kind(path) == "codes" and not changes_path(path).exists():
         fingerprint = model.model_fingerprint
-        reader = stack.enter_context(RowReader(path, model_fingerprint=fingerprint))
-        items = RowItems(reader) if reader.header.class_names or reader.text_columns else None
-        return _Source(path, reader.ntotal, partial(_blocks, reader, model), items)
+        return _RowFile(stack.enter_context(RowReader(path, model_fingerprint=fingerprint)), model)
     opened = stack.enter_context(open_index(path))
     if not np.array_equal(opened.codebooks, model.codebooks):
         raise MismatchError(
             f"{path} has other codebooks than those of {model.folder}: encode the data again with "
             "this model"
         )
-    return _Source(path, opened.ntotal, opened.blocks, opened.items, opened.contained)
-
-
-def _blocks(reader: RowReader, model: ModelHeader, size: int) -> Iterator[tuple[Codes, Ids]]:
-    for rows in row_blocks(reader.ntotal, size):
-        values = np.asarray(reader.values[rows])
-        if reader.header.kind == "features":
-            options = {"name": str(reader.path), "first_row": rows.start}
-            values = encode_items(values, model.codebooks, model.description, **options)
-        yield values, np.asarray(reader.ids[rows])
+    return opened
 
 
 def _collect(
@@ -165,7 +162,7 @@ def _collect(
     check_memory(needed, f"an index of {n:,} items", remedy=remedy)
     blocks = [block for source in sources for block in source.blocks(_BLOCK)]
     codes, ids = (np.concatenate(arrays) for arrays in zip(*blocks, strict=True))
-    check_unique(ids, " and ".join(str(source.path) for source in sources))
+    check_unique(ids, f"the items of {out}")
     lists = InvertedLists.build(codes, ids, model.codebooks)
     if not ordered_by_id:
         return lists.codes(), lists.arrays.members.astype(np.int64), lists.crc()

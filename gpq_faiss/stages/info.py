@@ -75,7 +75,7 @@ def _file(path: Path) -> dict[str, Any]:
     raise DataError(f"{path} is {kind}: {_SUPPORTED}")
 
 
-def _codes(shape: tuple[int, ...]) -> dict[str, int]:
+def _code_sizes(shape: tuple[int, ...]) -> dict[str, int]:
     M, K, d = shape
     return {"codebooks": M, "codewords": K, "subdim": d, "bits": M * bits_per_code(K)}
 
@@ -89,7 +89,7 @@ def _rows(path: Path) -> dict[str, Any]:
             "kind": header.kind,
             "shape": [reader.ntotal, header.width],
             "ntotal": reader.ntotal,
-            **_codes(header.codebooks.shape),
+            **_code_sizes(header.codebooks.shape),
             "labelled": labelled,
             "texts": list(reader.text_columns),
             **header.attributes(),
@@ -108,7 +108,7 @@ def _model(path: Path) -> dict[str, Any]:
     )
     return {
         "kind": "model",
-        **_codes(header.codebooks.shape),
+        **_code_sizes(header.codebooks.shape),
         **{key: header.description.get(key) for key in keys},
         "classes": len(header.description["class_names"]),
     }
@@ -116,7 +116,7 @@ def _model(path: Path) -> dict[str, Any]:
 
 def _encoder(path: Path) -> dict[str, Any]:
     metadata = read_encoder_metadata(path)
-    shape = _codes((metadata.codebooks, metadata.codewords, metadata.subdim))
+    shape = _code_sizes((metadata.codebooks, metadata.codewords, metadata.subdim))
     sizes = {
         "side": metadata.side,
         "input_shape": ["batch", *metadata.input_shape],
@@ -136,7 +136,7 @@ def _index(path: Path) -> dict[str, Any]:
             "ntotal": index.ntotal,
             "dimension": index.d,
             "metric": METRICS[index.metric_type],
-            **_codes(index.codebooks.shape),
+            **_code_sizes(index.codebooks.shape),
             "code_size": size,
             "codebooks_fingerprint": index.fingerprint,
             "names": str(items_path(path)) if index.items is not None else None,

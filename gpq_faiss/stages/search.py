@@ -26,7 +26,7 @@ from ..indexes.index import IdList, Index
 from ..indexes.opening import open_index
 from ..nn.device import gpu_memory
 from ..report.gallery import Cell, save_gallery
-from ..store.items import CHANGED_DATA, FileRows, Item
+from ..store.items import CHANGED_DATA, FileRows, Item, ItemSource
 from ..store.rows import RowReader
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _FITS = "the index and its search do not fit: free the GPU, or use --device cpu"
-_UNKNOWN = Item({})
 _COLUMNS = ["query", "rank", "id", "name", "labels", "score"]
 
 
@@ -82,7 +81,7 @@ def search(
                 f"({encoder.codebooks_fingerprint}): build the index with this model"
             )
         dataset = open_queries(queries)
-        positions = parse_rows(rows, len(dataset))
+        positions = parse_rows(rows or ":", len(dataset))
         positions, vectors = encoder.embed_rows(dataset, positions, queries=True)
         searched: Index | DeviceIndex = opened
         description = f"{opened.ntotal:,} items"
@@ -92,32 +91,30 @@ def search(
             searched = to_gpu(opened, str(encoder.device))
             description += f" on {encoder.device}"
         scores, item_ids = searched.search(vectors, k, allow=allow, deny=deny)
-        result_ids, source = np.unique(item_ids), opened.items
-        looked_up = [] if source is None else source.lookup(result_ids)
-    items = zip(result_ids.tolist(), looked_up, strict=False)
-    query_ids, path_of = dataset.ids[positions], getattr(dataset, "image_path", lambda row: None)
-    queries_of = zip(positions.tolist(), query_ids.tolist(), strict=True)
-    names = [path_of(row) or str(number) for row, number in queries_of]
+        result_ids, source = np.unique(item_ids), opened.items or ItemSource()
+        items = zip(result_ids.tolist(), source.lookup(result_ids), strict=True)
+    query_ids = dataset.ids[positions]
+    names = dataset.texts.get("name", np.full(len(dataset), ""))[positions]
+    pairs = zip(names.tolist(), query_ids.tolist(), strict=True)
     if short := int((item_ids == -1).any(axis=1).sum()):
         log.warning(
             "%d of %d queries have fewer than %d results: too few items pass the filter",
-            *(short, len(names), k),
+            *(short, len(query_ids), k),
         )
     return SearchResult(
         item_ids,
         scores,
         query_ids,
-        tuple(names),
+        tuple(name or str(id_) for name, id_ in pairs),
         opened.fingerprint,
         description,
         items={number: item for number, item in items if item is not None},
-        data_fingerprint="" if source is None else source.data_fingerprint,
+        data_fingerprint=source.data_fingerprint,
     )
 
 
-def parse_rows(text: str | None, n: int) -> Ids:
-    """Return row numbers from ``"0:8"``, ``"3,5,9"`` or ``"100:200:10"`` (Python slices); all for
-    None.
+def parse_rows(text: str, n: int) -> Ids:
+    """Return the row numbers ``"3,5,9"``, or those of ``"0:8"`` or ``"100:200:10"`` (slices).
 
     Raises:
         UsageError: the text is of another form, or a row is not one of the ``n`` items.
@@ -128,13 +125,11 @@ def parse_rows(text: str | None, n: int) -> Ids:
     """
     numbers, rows = np.arange(n), np.arange(0)
     with contextlib.suppress(ValueError, TypeError, IndexError):
-        parts = [
-            bounds_text.split(":") for bounds_text in (":" if text is None else text).split(",")
-        ]
-        bounds: Any = [
-            [int(b) if b.strip() else None for b in bounds_text] for bounds_text in parts
-        ]
-        rows = np.hstack([numbers[slice(*b)] if len(b) > 1 else numbers[b] for b in bounds])
+        if ":" in text:
+            bounds = [int(bound) if bound.strip() else None for bound in text.split(":")]
+            rows = numbers[slice(*bounds)]
+        else:
+            rows = numbers[[int(number) for number in text.split(",")]]
     if not len(rows):
         raise UsageError(
             f"--rows {text}: write row numbers (3,5,9) or a range (0:8) of the {n:,} items"
@@ -149,14 +144,15 @@ def open_queries(queries: object, **options: Any) -> Dataset:
         MismatchError: they are vectors or codes of items (``features.h5``, ``codes.h5``).
         UsageError, DataError: see :func:`gpq_faiss.data.open.open_data`.
     """
-    if not isinstance(queries, str | Path):
-        return open_data(queries, **options)
-    name, kind = str(queries), None
-    with contextlib.suppress(DataError), RowReader(queries) as reader:
-        kind = reader.header.kind
+    kind = None
+    if isinstance(queries, str | Path):
+        with contextlib.suppress(DataError), RowReader(queries) as reader:
+            kind = reader.header.kind
     if kind is not None:
-        raise MismatchError(f"{name} holds {kind} of items: give the data of the queries instead")
-    return open_data(str(queries), **options)
+        raise MismatchError(
+            f"{queries} holds {kind} of items: give the data of the queries instead"
+        )
+    return open_data(queries, **options)
 
 
 @dataclass(frozen=True, repr=False)
@@ -169,7 +165,7 @@ class SearchResult(Shown):
         ids: int64 [Q, k]; -1 fills the rows of queries with fewer than k results.
         scores: float32 [Q, k], inner products of the query with the codewords of the items.
         query_ids: int64 [Q].
-        query_names: Q names to display: the path of the query if it has one, else its id.
+        query_names: Q names to display: the name or path of the query if it has one, else its id.
         codebooks_fingerprint: of the codebooks of model and index.
         description: what was searched.
         items: names, labels and kept columns of the results by id, as far as they are known.
@@ -191,19 +187,28 @@ class SearchResult(Shown):
         texts = dict.fromkeys(name for item in self.items.values() for name in item.texts)
         return [name for name in texts if name not in ("name", "file_hash")]
 
+    def _results(self, row: int) -> list[tuple[int, float, Item]]:
+        """Return id, score and item of each result of a query, best first."""
+        valid = self.ids[row] != -1
+        results = zip(self.ids[row, valid].tolist(), self.scores[row, valid].tolist(), strict=True)
+        return [(number, score, self.items.get(number, Item({}))) for number, score in results]
+
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield a row for each result: query, rank, id, name, labels (separated by ``|``), score,
         and kept columns. Unknown values are None.
         """
-        columns = self._kept
-        for query, ids, scores in zip(self.query_names, self.ids, self.scores, strict=True):
-            results = zip(ids[ids != -1].tolist(), scores[ids != -1].tolist(), strict=True)
-            for rank, (number, score) in enumerate(results, 1):
-                item = self.items.get(number, _UNKNOWN)
-                labels = None if item.labels is None else "|".join(item.labels)
-                values = query, rank, number, item.name, labels, score
-                texts = {column: item.texts.get(column) for column in columns}
-                yield dict(zip(_COLUMNS, values, strict=True)) | texts
+        kept = self._kept
+        for row, query in enumerate(self.query_names):
+            for rank, (number, score, item) in enumerate(self._results(row), 1):
+                yield {
+                    "query": query,
+                    "rank": rank,
+                    "id": number,
+                    "name": item.name,
+                    "labels": None if item.labels is None else "|".join(item.labels),
+                    "score": score,
+                    **{column: item.texts.get(column) for column in kept},
+                }
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows for a table, without unknown values."""
@@ -228,20 +233,19 @@ class SearchResult(Shown):
         """Return JSON values: one entry for each query, without padding; unknown values are
         None.
         """
-        queries, columns = [], self._kept
-        rows = zip(self.query_ids.tolist(), self.query_names, self.ids, self.scores, strict=True)
-        for query, name, padded_ids, scores in rows:
-            ids = padded_ids[padded_ids != -1].tolist()
-            items = [self.items.get(number, _UNKNOWN) for number in ids]
+        queries, kept = [], self._kept
+        for row, (query, name) in enumerate(zip(self.query_ids, self.query_names, strict=True)):
+            results = self._results(row)
+            items = [item for _, _, item in results]
             queries.append(
                 {
-                    "id": query,
+                    "id": int(query),
                     "name": name,
-                    "ids": ids,
-                    "scores": scores[: len(ids)].tolist(),
+                    "ids": [number for number, _, _ in results],
+                    "scores": [score for _, score, _ in results],
                     "names": [item.name for item in items],
-                    "labels": [None if i.labels is None else list(i.labels) for i in items],
-                    **{column: [item.texts.get(column) for item in items] for column in columns},
+                    "labels": [item.labels and list(item.labels) for item in items],
+                    **{column: [item.texts.get(column) for item in items] for column in kept},
                 }
             )
         return {
@@ -278,24 +282,21 @@ class SearchResult(Shown):
         if self.data_fingerprint not in ("", items.fingerprint):
             log.warning(CHANGED_DATA, items.name)
         gallery = []
-        for query_id, ids, scores in zip(self.query_ids, self.ids, self.scores, strict=True):
+        for row, query_id in enumerate(self.query_ids):
             query_row = queries.row_of(query_id)
-            row = np.array([query_row])
-            labels = queries.labels.at(row).class_names if queries.labels else ()
-            cells = [_cell(queries, query_row, ", ".join(labels))]
-            for number, score in zip(ids.tolist(), scores.tolist(), strict=True):
-                item = self.items.get(number, _UNKNOWN)
+            labels = queries.labels.at(np.array([query_row])).class_names if queries.labels else ()
+            cells = [Cell(_image(queries, query_row), ", ".join(labels))]
+            for number, score, item in self._results(row):
                 both_labelled = labels and item.labels is not None
                 relevant = not set(labels).isdisjoint(item.labels or ()) if both_labelled else None
                 caption = " · ".join([*(item.labels or ()), f"{score:.2f}"])
                 image_row = items.row_of(number) if files is None else files.find(item)
-                cells.append(_cell(items, image_row, caption, relevant))
-            gallery.append(cells[: 1 + int((ids != -1).sum())])
+                cells.append(Cell(_image(items, image_row), caption, relevant))
+            gallery.append(cells)
         return save_gallery(gallery, out, overwrite=overwrite)
 
 
-def _cell(images: ImageDataset, row: int, caption: str, relevant: bool | None = None) -> Cell:
-    """Return an image with its caption, or a grey square in place of one that cannot be read."""
-    image = images.read(np.array([row]))[0] if row >= 0 else None
-    shown = np.full((32, 32, 3), 160, np.uint8) if image is None else image
-    return Cell(shown, caption, relevant)
+def _image(images: ImageDataset, row: int) -> NDArray[np.uint8]:
+    """Return an image, or a grey square in place of one that is missing (-1) or broken."""
+    image = images.image(row) if row >= 0 else None
+    return np.full((32, 32, 3), 160, np.uint8) if image is None else image

@@ -165,7 +165,7 @@ class ChangeWriter(Closing):
 
     Attributes:
         path: path of the file.
-        changes: contents of the file when it was opened.
+        changes: contents of the file when it was opened, and in ``by_id`` what was written since.
 
     Raises:
         DataError: another process writes the changes, or the file cannot be created; or see
@@ -241,7 +241,9 @@ class ChangeWriter(Closing):
         except sqlite3.Error as error:
             raise DataError(f"cannot write {self.path}: {one_line(error)}") from error
         self._number = number
-        return {id_: Change(number, *change) for id_, change in changes.items()}
+        written = {id_: Change(number, *change) for id_, change in changes.items()}
+        self.changes.by_id.update(written)
+        return written
 
     def close(self) -> None:
         """Close the file, so that other processes can write it."""

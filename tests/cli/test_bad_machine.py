@@ -104,7 +104,6 @@ def test_terminated_stage_leaves_nothing(folder, monkeypatch, stage):
         (OSError(errno.ENOMEM, "Cannot allocate memory"), 1, "out of memory ("),
         (torch.OutOfMemoryError("CUDA out of memory.\nTried 24 GiB"), 1, "out of memory (CUDA"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: 1 EiB"), 1, "out of memory ("),
-        (ImportError("libfaiss.so: undefined symbol", name="faiss"), 1, "install gpq-faiss again"),
         (KeyboardInterrupt(), 130, "interrupted: run the same command again"),
     ],
 )

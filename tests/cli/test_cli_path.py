@@ -102,7 +102,7 @@ def test_evaluate_in_json():
 
 
 @pytest.mark.parametrize(
-    ("form", "mark"), [("table", "queries,"), ("markdown", "|"), ("latex", "tabular")]
+    ("form", "mark"), [("text", "queries,"), ("markdown", "|"), ("latex", "tabular")]
 )
 def test_evaluate_as_a_table(form, mark):
     text = done(f"{EVALUATE} --format {form}")

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def specs_of(**changes):
-    return plan(small_grid(**changes), DIGITS)[0]
+    return plan(small_grid(**changes), DIGITS)
 
 
 def test_built_in_grids_are_documented_and_valid():
@@ -122,6 +122,13 @@ def test_runs_are_the_whole_grid_with_seeds_outermost():
     ]
     assert len({s.name for s in specs}) == len({s.identity for s in specs}) == len(specs)
     assert all(re.fullmatch(r"[a-z0-9._-]+", s.name) for s in specs)
+
+
+def test_convolutional_methods_are_left_out_of_tiny_images(caplog):
+    assert {spec.method for spec in specs_of(methods=["gpq-f", "pq"])} == {"pq"}
+    assert "gpq-f: left out, as convolutions need larger images" in caplog.text
+    with pytest.raises(UsageError, match="no method can run on digits: choose others"):
+        specs_of(methods=["gpq-f"])
 
 
 def test_runs_have_the_settings_of_grid_and_variation():

@@ -46,7 +46,6 @@ def test_notes_state_data_budget_convention_and_machine(finished):
     text = report_experiment(finished, "markdown")
     for note in (
         "compare these figures with each other",
-        "gpq-f has no row",
         "expected value over random order within ties",
         "gpq: 20 steps of up to 40 labelled",
         'have the preset paper, changed by {"training": {"steps": 20, ',

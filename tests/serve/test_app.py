@@ -59,7 +59,7 @@ def test_an_image_an_item_and_a_vector_find_the_nearest(served, encoder):
     allow = np.setdiff1d(np.flatnonzero(np.isin(CLASSES, [7, 8])), [7, 9])
     expected = nearest(served, vector, 20, allow=allow)
     filters = {"k": "20", "allow_labels": ["7", "8"], "deny_ids": ["7", "9"]}
-    answer = served.client.post("/search", files={"image": png(7)}, data=filters)
+    answer = served.client.post("/search/image", files={"image": png(7)}, data=filters)
     assert results_of(answer) == expected
     for query in ({"id": 7}, {"vector": vector[0].tolist()}):
         body = {**query, "k": 20, "allow_labels": ["7", "8"], "deny_ids": [7, 9]}
@@ -183,7 +183,7 @@ def test_items_without_labels_are_listed(features):
 
 
 def test_items_are_added_and_removed_at_once(served):
-    assert served.call("POST", "/items", 201, files={"image": png(7)}) == {"id": len(DIGITS)}
+    assert served.call("POST", "/items/image", 201, files={"image": png(7)}) == {"id": len(DIGITS)}
     assert len(DIGITS) in served.ids(id=7, k=40)
     served.remove(7)
     assert 7 not in served.ids(id=len(DIGITS), k=40)
@@ -199,7 +199,7 @@ def test_items_are_added_and_removed_at_once(served):
 
 def test_an_added_item_has_its_own_name_and_labels(served):
     form = {"name": "a new seven, é", "labels": ["7", "new", "7"], "id": "5000"}
-    served.client.post("/items", files={"image": png(3)}, data=form, headers=BEARER)
+    served.client.post("/items/image", files={"image": png(3)}, data=form, headers=BEARER)
     assert served.call("GET", "/items/5000") == {
         "id": 5000,
         "name": "a new seven, é",
@@ -287,7 +287,6 @@ SEARCHES = [
     ({"content": b'{"id": "\xff"}', "headers": JSON}, 400, "parsing the body"),
     ({"content": b"[" * 100_000, "headers": JSON}, 400, "parsing the body"),
     ({"content": b'{"vector": [NaN]}', "headers": JSON}, 422, "vector.0"),
-    ({"content": b"x", "headers": {"content-type": "multipart/form-data"}}, 400, "boundary"),
     ({"content": iter([b"{}"]), "headers": JSON}, 413, "content-length"),
     ({"json": {}}, 422, "give one of vector, features, id, name"),
     ({"json": {"id": 1, "vector": VECTOR}}, 422, "give one of"),
@@ -301,15 +300,25 @@ SEARCHES = [
     ({"json": {"id": 1, "allow_labels": ["10"]}}, 422, "no item has the label '10'"),
     ({"json": {"id": -1}}, 404, "no item has the id -1"),
     ({"json": {"name": "none"}}, 404, "0 items have the name 'none'"),
+    ({"files": {"image": png(1)}}, 422, "body"),
+]
+IMAGE_SEARCHES = [
+    ({"content": b"x", "headers": {"content-type": "multipart/form-data"}}, 400, "boundary"),
     ({"files": {"image": png(1)[:60]}}, 422, "image"),
     ({"files": {"picture": png(1)}}, 422, "image"),
     ({"data": {"id": "1"}, "files": {"image": png(1)}}, 422, "id"),
+    ({"json": {"id": 1}}, 422, "image"),
 ]
 
 
 @pytest.mark.parametrize(("request_", "status", "message"), SEARCHES)
 def test_a_wrong_search_is_one_clear_line(served, request_, status, message):
     assert message in error_of(served.client.post("/search", **request_), status)
+
+
+@pytest.mark.parametrize(("request_", "status", "message"), IMAGE_SEARCHES)
+def test_a_wrong_search_by_image_is_one_clear_line(served, request_, status, message):
+    assert message in error_of(served.client.post("/search/image", **request_), status)
 
 
 ADDITIONS = [
@@ -354,7 +363,7 @@ def test_uploads_are_limited_by_bytes_and_pixels(encoder, index_file):
     with open_live(index_file) as live:
         client = client_of(Service(encoder, live, settings=Settings(max_upload=100_000)))
         answers = [
-            client.post("/search", files={"image": image})
+            client.post("/search/image", files={"image": image})
             for image in (content.getvalue(), bytes(100_001))
         ]
     assert "6000 x 5000 pixels" in error_of(answers[0], 422)
@@ -375,9 +384,12 @@ def test_reading_from_other_machines_needs_the_token(encoder, index_file):
         client = client_of(Service(encoder, live, settings=Settings(host="192.0.2.7", token=TOKEN)))
         for path in ("/info", "/items", "/items?k=x", "/items/1", "/items/1/thumbnail"):
             error_of(client.get(path), 401)
-        for query in ({"json": {"id": 1}}, {"files": {"image": png(1)}}):
-            error_of(client.post("/search", **query), 401)
-            assert client.post("/search", **query, headers=BEARER).status_code == 200
+        for path, query in (
+            ("/search", {"json": {"id": 1}}),
+            ("/search/image", {"files": {"image": png(1)}}),
+        ):
+            error_of(client.post(path, **query), 401)
+            assert client.post(path, **query, headers=BEARER).status_code == 200
         assert client.get("/").status_code == 200
 
 
@@ -387,7 +399,7 @@ def test_a_read_only_service_refuses_changes(encoder, index_file):
         for answer in (
             client.delete("/items/1", headers=BEARER),
             client.post("/items", json={"vector": VECTOR}, headers=BEARER),
-            client.post("/items", files={"image": png(1)}, headers=BEARER),
+            client.post("/items/image", files={"image": png(1)}, headers=BEARER),
         ):
             assert "read-only" in error_of(answer, 403)
 
@@ -411,8 +423,9 @@ def test_every_answer_forbids_content_from_other_sites(served, path):
 
 
 def test_the_requests_are_described_for_programs(served):
-    route = served.client.get("/openapi.json").json()["paths"]["/search"]["post"]
-    assert {*route["requestBody"]["content"]} == {"application/json", "multipart/form-data"}
+    paths = served.client.get("/openapi.json").json()["paths"]
+    for path, kind in (("/search", "application/json"), ("/search/image", "multipart/form-data")):
+        assert [*paths[path]["post"]["requestBody"]["content"]] == [kind]
 
 
 def test_the_page_of_requests_names_what_it_loads(served):

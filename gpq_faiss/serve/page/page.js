@@ -87,6 +87,7 @@ function card(item) {
   return element("li", {}, button);
 }
 
+// The path and the options of a search.
 function request(allow) {
   const deny = byId("deny").value.split(/[\s,]+/).filter(Boolean);
   if (!deny.every(isId)) throw new Error("Without ids: whole numbers are needed.");
@@ -97,18 +98,19 @@ function request(allow) {
     for (const label of allow) form.append("allow_labels", label);
     for (const id of deny) form.append("deny_ids", id);
     form.append("image", file);
-    return { body: form };
+    return ["/search/image", { body: form }];
   }
   const labels = allow.length ? `,"allow_labels":${JSON.stringify(allow)}` : "";
   const body = `{"id":${id},"k":${state.wanted},"deny_ids":[${deny.join(",")}]${labels}}`;
-  return { body, headers: { "content-type": "application/json" } };
+  return ["/search", { body, headers: { "content-type": "application/json" } }];
 }
 
 async function results(signal) {
   const allow = [...byId("labels").querySelectorAll(":checked")].map((box) => box.value);
   if (state.query) {
     const start = performance.now();
-    const answer = await read(await call("/search", { method: "POST", signal, ...request(allow) }));
+    const [path, options] = request(allow);
+    const answer = await read(await call(path, { method: "POST", signal, ...options }));
     const ms = (performance.now() - start).toFixed(0);
     return [
       answer.results,
