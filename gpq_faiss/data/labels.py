@@ -334,10 +334,7 @@ def label_notes(labels: Labels, source: tuple[str, str]) -> list[str]:
     missing = ", ".join(repr(name) for name in labels.class_names if name.lower() in MISSING)
     single = int((counts == 1).sum())
     alone, largest = labels.take(slice(0, 1)).counts() * (counts == 1), int(counts.argmax())
-    words = {name: re.split(r"[\s,;]+", name) for name in labels.class_names}
-    joined = [name for name, parts in words.items() if len(parts) > 1 and {*parts} <= {*words}]
     doubts = [
-        (joined, f"{', '.join(joined[:3])}: separate several labels of an item by |"),
         (
             counts[largest] == len(labels) > 1,
             f"every item has {labels.class_names[largest]!r}: then no result can be wrong",

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from ..errors import DataError, UsageError
 from ..files import read_json
-from ..inputs import read_text
+from ..inputs import files_of, read_text
 from ..store.hdf5 import as_texts
 from .base import Dataset
 from .labels import ROW, WHOLE, Labels, composed, labels_of, plain_text
-from .tables import Options, Table, file_form, files_of, frame_table, open_tables, usual
+from .tables import Options, Table, frame_table, open_tables, table_form, usual
 
 
 def with_names(dataset: Dataset, names: Any) -> Dataset:
@@ -52,19 +52,18 @@ def with_labels(
         labels = labels.reindex(index).reset_index(drop=True)
     if isinstance(labels, tuple | Iterator | ItemsView):
         labels = list(labels)
-    if isinstance(labels, list) and labels and all(isinstance(row, Mapping) for row in labels):
-        labels = frame_table({name: [row.get(name) for row in labels] for name in labels[0]})
-    elif hasattr(labels, "columns") or getattr(getattr(labels, "dtype", None), "names", None):
+    if _are_pairs(labels):
+        labels = dict(labels)
+    if _is_table(labels, o):
         labels = frame_table(labels)
-    elif isinstance(labels, Mapping) and (o.label_column or usual("labels", labels)) in labels:
-        labels = frame_table(
-            {name: [*c.values()] if isinstance(c, Mapping) else c for name, c in labels.items()}
-        )
     elif hasattr(labels, "items"):  # a dict, or a Series of pandas
         is_ordered = is_pandas and labels.index.tolist() == [*range(len(dataset))]
-        labels = labels.tolist() if is_ordered else _table_of_pairs("labels", [*labels.items()])
-    elif _are_pairs(labels):
-        labels = _table_of_pairs(source, labels)
+        pairs = [*labels.items()]
+        columns = {
+            name: np.fromiter((pair[k] for pair in pairs), object)
+            for k, name in enumerate(("id", "label"))
+        }
+        labels = labels.tolist() if is_ordered else Table("labels", columns)
     if isinstance(labels, Table):
         dataset, attached, method = _matched(dataset, labels, o, source)
     elif o.label_column or o.id_column:
@@ -83,7 +82,7 @@ def _read_labels(files: Sequence[Path]) -> Any:
     In a text of one per line, a first line with a usual name, or of text above numbers, is a
     header.
     """
-    form = file_form(files[0])
+    form = table_form(files[0])
     if form == "JSON of records":
         return read_json(files[0], "labels")
     if form not in ("text", "csv"):
@@ -95,7 +94,7 @@ def _read_labels(files: Sequence[Path]) -> Any:
         return open_tables(files)
     words = [line.split(maxsplit=1) for line in lines if line]
     if _are_pairs(words) and not are_rows:
-        return _table_of_pairs(files[0].name, words)
+        return dict(words)
     is_name = usual("labels", [first]) is not None and first not in following
     is_number = [bool(ROW.fullmatch(x) or WHOLE.fullmatch(x) or x == "") for x in lines]
     has_header = following and (is_name or (all(is_number[1:]) and not is_number[0]))
@@ -103,17 +102,21 @@ def _read_labels(files: Sequence[Path]) -> Any:
 
 
 def _are_pairs(rows: Any) -> bool:
-    """Return whether rows are texts of two columns: more than three pairs, no key twice."""
+    """Return whether rows are an id or name and a label: more than three pairs, no key twice."""
     is_array = isinstance(rows, np.ndarray) and rows.ndim == 2 and rows.dtype.kind in "OUS"
     is_list = isinstance(rows, list) and all(isinstance(row, list | tuple) for row in rows)
     keys = {_key(row[0]) for row in rows if len(row) == 2} if is_array or is_list else set()
     return len(keys) > 3 and len(keys) == len(rows)
 
 
-def _table_of_pairs(source: str, pairs: Sequence[Sequence[Any]]) -> Table:
-    """Return the table of pairs of an id or name and a label."""
-    columns = [np.fromiter((pair[i] for pair in pairs), object) for i in (0, 1)]
-    return Table(source, dict(zip(("id", "label"), columns, strict=True)))
+def _is_table(labels: Any, o: Options) -> bool:
+    """Return whether labels have columns: a frame, a structured array, a dict with a column of
+    labels, or dicts that are rows."""
+    if isinstance(labels, Mapping):
+        return (o.label_column or usual("labels", labels)) in labels
+    are_rows = isinstance(labels, list) and all(isinstance(row, Mapping) for row in labels)
+    has_fields = isinstance(labels, np.ndarray) and labels.dtype.names
+    return bool((are_rows and labels) or has_fields or hasattr(labels, "columns"))
 
 
 # Rows of a table, and items -----------------------------------------------------------------------
@@ -185,8 +188,7 @@ def _matched(
 
     Items are found by their names or ids. Row numbers count for data without ids, if the table has
     no other names. A table without ids or names has one row for each item, in order. Data without
-    ids and names take the names of a table of as many rows, in its order (not of a dict, which has
-    none).
+    ids and names take the names of a table of as many rows, in its order.
     """
     labels, n = table.labels(o), len(dataset)
     ids = list(map(str, dataset.ids.tolist()))
@@ -226,7 +228,7 @@ def _matched(
             f"{source}: {column!r} {repeated[0]!r} occurs more than once: give each item one line, "
             "its labels separated by |"
         )
-    if not way and is_counted and not names and len(keys) == n and table.source != "labels":
+    if not way and is_counted and not names and len(keys) == n:
         return with_names(dataset, keys), labels, f"in their order, with the names in {column!r}"
     if not way:
         raise DataError(

@@ -17,7 +17,7 @@ import numpy as np
 from ..errors import DataError, UsageError, one_line, optional
 from ..files import cache_folder, content_of, fingerprint
 from ..ids import read_ids
-from ..inputs import read_text
+from ..inputs import ENDINGS, files_of, natural_order, read_text
 from .base import Dataset, FeatureDataset, ImageDataset, image_files, images_in_memory
 from .images import ENCODED, IMAGE_SUFFIXES, as_array, is_image_name, to_pixels, without_gradient
 from .labels import (
@@ -28,16 +28,7 @@ from .labels import (
 )
 from .matching import with_labels, with_names
 from .standard import open_digits, open_folder, open_nuswide, open_published
-from .tables import (
-    ENDINGS,
-    Options,
-    Table,
-    files_of,
-    frame_table,
-    natural_order,
-    open_tables,
-    usual,
-)
+from .tables import Options, Table, frame_table, open_tables, usual
 
 log = logging.getLogger(__name__)
 

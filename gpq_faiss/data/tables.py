@@ -6,13 +6,10 @@ Parquet, Arrow and CSV are read by pyarrow, arrays by numpy and h5py.
 
 from __future__ import annotations
 
-import codecs
 import csv
 import fnmatch
 import functools
-import glob
 import io
-import os
 import re
 import tempfile
 import zipfile
@@ -29,7 +26,7 @@ from numpy.typing import NDArray
 from ..codes.checks import named_rows
 from ..errors import DataError, one_line, optional
 from ..ids import whole_numbers
-from ..inputs import read_text, reading
+from ..inputs import file_form, natural_order, read_text, reading
 from ..store.hdf5 import Hdf5Array, Texts, as_texts, open_hdf5
 from .images import is_image_name
 from .labels import NO, WHOLE, YES, Labels, Rows, labels_of, plain_text, row_numbers
@@ -122,98 +119,6 @@ USUAL = {
 }
 """Usual names of columns in lower case without spaces and punctuation; ``items`` are those by which
 a table of labels names its items, ``counters`` those that pandas writes."""
-
-ENDINGS = {
-    **{".npy": "npy", ".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5", ".parquet": "parquet"},
-    **{".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".csv": "csv", ".tsv": "csv"},
-    **{".jsonl": "json", ".ndjson": "json", ".json": "JSON of records"},
-}
-"""Form of a table by the ending of its file."""
-_PICKLE = "it can run code, so it is not loaded: save arrays as .npy, tables as .parquet"
-_MATLAB, _UNPACK = "save its arrays as .npy or .npz", "extract it, and give what is in it"
-_MAGIC: dict[bytes, tuple[str, str]] = {
-    **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), ("csv", "")),
-    b"\x93NUMPY": ("npy", ""),
-    b"\x89HDF": ("hdf5", ""),
-    b"PAR1": ("parquet", ""),
-    b"ARROW1": ("arrow", ""),
-    b"\xff\xff\xff\xff": ("a stream of Arrow", ""),
-    b"version https://git-lfs": ("a pointer of Git LFS", "run git lfs pull"),
-    **dict.fromkeys(
-        (b"<!DOCTYPE", b"<!doctype", b"<html", b"<?xml"),
-        ("a page of HTML or XML", "download the file itself"),
-    ),
-    b"MATLAB": ("a MATLAB file", _MATLAB),
-    b"SQLite format 3": ("an SQLite database", "export the table as CSV"),
-    b"%PDF": ("a PDF", "export its table as CSV"),
-    b"\xd0\xcf\x11\xe0": ("an Excel sheet", "save it as CSV"),
-    **dict.fromkeys((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"(\xb5/\xfd"), ("compressed", _UNPACK)),
-    b"PK": ("a zip archive", _UNPACK),
-    **dict.fromkeys((b"Rar!", b"7z\xbc\xaf"), ("an archive", _UNPACK)),
-    **dict.fromkeys([bytes((0x80, version)) for version in range(2, 6)], ("a pickle", _PICKLE)),
-    **dict.fromkeys(
-        (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF"),
-        ("an image", "images are read by folder:DIR, or listed in a table of their paths"),
-    ),
-    **dict.fromkeys(
-        (b"Ix", b"IB", b"IM", b"Iw", b"Ii"),
-        ("a Faiss index", "save the vectors that it was built from as .npy"),
-    ),
-}
-"""First bytes of files -> their form; forms that are not read have a remedy."""
-_UNREAD = (
-    *(".yaml", ".yml", ".xml", ".safetensors", ".pkl", ".pickle", ".mat", ".xls", ".orc"),
-    *(".fvecs", ".bvecs", ".fbin"),
-)
-_ZIPS = {
-    **{".npz": ("npz", ""), ".xlsx": ("an Excel sheet", "save it as CSV")},
-    **dict.fromkeys((".pt", ".pth"), ("a PyTorch file", _PICKLE)),
-}
-"""Zip archives by the endings of their files, and endings of forms that are not read."""
-
-
-# Files --------------------------------------------------------------------------------------------
-
-
-def natural_order(name: str) -> list[tuple[int, str]]:
-    """Return a key for sorting by the numbers in names: 2 before 10."""
-    return [
-        (int(word), "") if word.isdecimal() else (-1, word) for word in re.split(r"(\d+)", name)
-    ]
-
-
-def files_of(path: str | os.PathLike[str]) -> list[Path]:
-    """Return the files of a path or a pattern (``*``, ``?``, ``[0-9]``) in numeric order.
-
-    Raises DataError: no file matches the pattern.
-    """
-    text = os.path.expanduser(path)
-    is_pattern = glob.has_magic(text) and not os.path.exists(text)
-    names = sorted(glob.glob(text), key=natural_order) if is_pattern else [text]
-    if not names:
-        raise DataError(f"{text}: no file matches this pattern")
-    return list(map(Path, names))
-
-
-def file_form(path: Path) -> str:
-    """Return the form of a file by its content, else by its ending; ``text`` for other texts.
-
-    Raises DataError: no such file, or a form that is not read; the message says what it is.
-    """
-    with reading(path, "a file of data"), path.open("rb") as file:
-        head = file.read(512)
-    ending = path.suffix.lower()
-    form, remedy = next(
-        (form for start, form in _MAGIC.items() if head.startswith(start)),
-        (ENDINGS.get(ending, "text"), ""),
-    )
-    if form == "a zip archive":
-        form, remedy = _ZIPS.get(ending, (form, remedy))
-    if form == "text" and (b"\0" in head or ending in _UNREAD):
-        form, remedy = f"a {ending or 'binary'} file", f"save it as one of {', '.join(ENDINGS)}"
-    if remedy:
-        raise DataError(f"{path} is {form}: {remedy}")
-    return form
 
 
 @dataclass(frozen=True)
@@ -468,13 +373,21 @@ class Table:
 # Files of tables ----------------------------------------------------------------------------------
 
 
+def table_form(path: Path) -> str:
+    """Return the form of a file of data. Raises DataError: none is read from it."""
+    form, remedy = file_form(path, "a file of data")
+    if remedy:
+        raise DataError(f"{path} is {form}: {remedy}")
+    return form
+
+
 def open_tables(paths: Sequence[Path]) -> Table:
-    """Return the columns of files of one form (:func:`file_form`), one below the other.
+    """Return the columns of files of one form (:func:`table_form`), one below the other.
 
     Texts of other forms than :data:`ENDINGS` are CSV. Raises DataError: damaged, not a table, or
     files with different columns.
     """
-    form, source, opened, names = file_form(paths[0]), str(paths[0]), list[Any](), list[set[str]]()
+    form, source, opened, names = table_form(paths[0]), str(paths[0]), list[Any](), list[set[str]]()
     readers: dict[str, Any] = {
         "npy": _npy,
         "npz": npz_arrays,
@@ -564,18 +477,18 @@ def _csv(path: Path) -> Any:
 
 
 def frame_table(source: Any) -> Table:
-    """Return the columns of a table in memory: of pandas, polars, DuckDB, pyarrow and others, or of
-    a structured array."""
+    """Return the columns of a table in memory: one of pandas, polars, DuckDB, pyarrow and others, a
+    dict of columns, a list of rows, or a structured array."""
     location = f"the {type(source).__name__}"
-    fields = getattr(getattr(source, "dtype", None), "names", None)
-    columns = {name: source[name].tolist() for name in fields} if fields else source
-    is_ordered = not hasattr(source, "iloc") or source.index.tolist() == [*range(len(source))]
-    pyarrow = _library("pyarrow", location)
+    pyarrow, pandas = (_library(module, location) for module in ("pyarrow", "pandas"))
     try:
+        if isinstance(source, dict | list | np.ndarray):
+            source = pandas.DataFrame(source)
+        has_index = hasattr(source, "iloc") and source.index.tolist() != [*range(len(source))]
         data = (
-            pyarrow.table(columns)
-            if is_ordered
-            else pyarrow.Table.from_pandas(source, preserve_index=True)
+            pyarrow.Table.from_pandas(source, preserve_index=True)
+            if has_index
+            else pyarrow.table(source)
         )
     except Exception as error:  # from pyarrow, or the table's library
         raise DataError(
