@@ -93,8 +93,8 @@ class Dataset(ABC):
 
     def bad_summary(self) -> str:
         """Return ``"3 of 1,000 images cannot be read (a.jpg: not found; ...)"``."""
-        reasons = "; ".join([*list(self.bad.values())[:5], *["..."] * (len(self.bad) > 5)])
-        return f"{len(self.bad):,} of {len(self):,} images cannot be read ({reasons})"
+        reasons = [*list(self.bad.values())[:5], *["..."] * (len(self.bad) > 5)]
+        return f"{len(self.bad):,} of {len(self):,} images cannot be read ({'; '.join(reasons)})"
 
 
 @dataclass(kw_only=True)
@@ -121,11 +121,6 @@ class FeatureDataset(Dataset):
 
     def __len__(self) -> int:
         return self.matrix.shape[0]
-
-    @property
-    def width(self) -> int:
-        """Numbers of a vector."""
-        return self.matrix.shape[1]
 
     def read(self, rows: Rows) -> NDArray[np.float32]:
         """Return float32 [n, width], C-contiguous. Raises DataError: NaN, infinity or a zero

@@ -263,8 +263,8 @@ def labels_of(values: Any, source: str) -> Labels:
     with errors_of(source):
         if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
             if values.ndim < 2 or values.shape[1] == 1:
-                labels = Labels.from_ids(values.reshape(-1))
-                return labels.at(np.arange(len(labels)))  # over the classes that occur
+                # Over the classes that occur.
+                return Labels.from_ids(values.reshape(-1)).at(np.arange(len(values)))
             return Labels.from_multihot(
                 np.where(np.isnan(values).all(axis=1, keepdims=True), 0, values)
             )

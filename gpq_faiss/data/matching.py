@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from ..errors import DataError, UsageError
 from ..files import read_json
-from ..inputs import files_of, read_text
+from ..inputs import file_form, files_of, read_text
 from ..store.hdf5 import as_texts
 from .base import Dataset
 from .labels import ROW, WHOLE, Labels, composed, labels_of, plain_text
-from .tables import Options, Table, frame_table, open_tables, table_form, usual
+from .tables import Options, Table, frame_table, open_tables, usual
 
 
 def with_names(dataset: Dataset, names: Any) -> Dataset:
@@ -30,15 +30,13 @@ def with_names(dataset: Dataset, names: Any) -> Dataset:
     return replace(dataset, texts=dataset.texts | {"name": as_texts(map(plain_text, names))})
 
 
-def with_labels(
-    dataset: Dataset, labels: Any, o: Options, index: list[Any] | None = None
-) -> Dataset:
+def with_labels(dataset: Dataset, labels: Any, o: Options, index: Any = None) -> Dataset:
     """Return a data set with other labels.
 
     Args:
         labels: files of a table or of labels in the order of the items; a table, a dict, pairs or a
             Series by id or name; or values in the order of the items (:func:`.labels.labels_of`).
-        index: that of the frame with the items, if any, by which labels of pandas are aligned.
+        index: that of the frame of pandas with the items, if any. Labels of pandas are aligned.
 
     Raises:
         DataError: labels that match no item, are of another number, or cannot be read.
@@ -48,7 +46,7 @@ def with_labels(
         files = files_of(labels)
         source, labels = files[0].name, _read_labels(files)
     is_pandas = hasattr(labels, "iloc") and labels.index.is_unique
-    if is_pandas and index is not None and {*labels.index} == {*index}:
+    if is_pandas and hasattr(index, "tolist") and {*labels.index} == {*index}:
         labels = labels.reindex(index).reset_index(drop=True)
     if isinstance(labels, tuple | Iterator | ItemsView):
         labels = list(labels)
@@ -58,9 +56,8 @@ def with_labels(
         labels = frame_table(labels)
     elif hasattr(labels, "items"):  # a dict, or a Series of pandas
         is_ordered = is_pandas and labels.index.tolist() == [*range(len(dataset))]
-        pairs = [*labels.items()]
         columns = {
-            name: np.fromiter((pair[k] for pair in pairs), object)
+            name: np.fromiter((pair[k] for pair in labels.items()), object)
             for k, name in enumerate(("id", "label"))
         }
         labels = labels.tolist() if is_ordered else Table("labels", columns)
@@ -82,7 +79,7 @@ def _read_labels(files: Sequence[Path]) -> Any:
     In a text of one per line, a first line with a usual name, or of text above numbers, is a
     header.
     """
-    form = table_form(files[0])
+    form, _ = file_form(files[0], "labels")
     if form == "JSON of records":
         return read_json(files[0], "labels")
     if form not in ("text", "csv"):
@@ -141,11 +138,6 @@ _WAYS: dict[str, Callable[[str], str]] = {
 def _are_texts(keys: Iterable[str]) -> bool:
     """Return whether any of the keys is no number, as ``0012`` is none."""
     return any(not key.isdecimal() or key[0] == "0" != key for key in keys if key)
-
-
-def _count(keys: Iterable[str], n: int) -> bool:
-    """Return whether the keys are the numbers of ``n`` rows, from 0 or 1, in any order."""
-    return {*keys} in [{*map(str, range(first, first + n))} for first in (0, 1)]
 
 
 def _matches(
@@ -216,7 +208,12 @@ def _matched(
     ]
     if is_counted and not matches and not unknown:
         named = preferred, counter
-        counts = {c: keys for c, keys in keys_of.items() if c in named or _count(keys, n)}
+        counts = {
+            column: keys
+            for column, keys in keys_of.items()
+            if column in named
+            or {*keys} in ({*map(str, range(first, first + n))} for first in (0, 1))
+        }
         matches = list(_matches(counts, {"id": ids}, preferred, counter))
     none = None, next(iter(unknown), preferred or counter), "", np.arange(0), set[str]()
     _, column, way, rows, unmatched = max(matches, key=itemgetter(0), default=none)
@@ -242,9 +239,8 @@ def _matched(
             f"{source} has the id {min(unmatched)} in {column!r}, but the data has no ids"
             f"; its items are numbered from 0: give their ids with --read ids=FILE"
         )
-    unlabelled = [item_keys.get(way, ids)[i] for i in np.flatnonzero(rows < 0)]
-    ends = [[key or "0" for key in part] for part in (unlabelled, unmatched)]
-    if sorted(ends) == [["0"], [str(n)]]:
+    unlabelled = {item_keys.get(way, ids)[i] or "0" for i in np.flatnonzero(rows < 0)}
+    if sorted([[*unlabelled], [key or "0" for key in unmatched]]) == [["0"], [str(n)]]:
         raise DataError(
             f"{source}: of {column!r} and the data, one counts from 0 and the other from 1"
             ": number both alike"

@@ -129,10 +129,10 @@ def open_list(path: str, o: Options) -> Dataset:
     file = files_of(path)[0]
     text = read_text(file, "a list of images")
     lines = re.findall(r"^[ \t]*(\S.*?)((?:[ \t]+-?\d+)*)[ \t]*$", text, re.MULTILINE)
-    columns = zip(("image", "label"), np.array(lines, np.str_).reshape(-1, 2).T, strict=True)
+    paths, labels = np.array(lines, np.str_).reshape(-1, 2).T
     return open_table(
         f"list:{path}",
-        Table(str(file), dict(columns)),
+        Table(str(file), {"image": paths, "label": labels}),
         replace(o, image_column="image"),
         folder=str(file.parent),
     )
@@ -439,8 +439,7 @@ def open_data(
     if "id" in attached:
         dataset = replace(dataset, ids=read_ids(without_gradient(attached["id"])))
     if "label" in attached:
-        index = source.index.tolist() if hasattr(source, "iloc") else None
-        dataset = with_labels(dataset, attached["label"], options, index)
+        dataset = with_labels(dataset, attached["label"], options, getattr(source, "index", None))
     return source if isinstance(source, Dataset) and not attached else _completed(dataset)
 
 

@@ -199,9 +199,11 @@ def open_published(root: str | None, o: Options, *, name: str) -> ImageDataset:
     from torchvision.datasets import CIFAR10, FashionMNIST
 
     folder = cache_folder() if root is None else Path(root).expanduser()
-    cifar: tuple[Any, str] = CIFAR10, f"{CIFAR10.filename} or {CIFAR10.base_folder}/"
-    fashion: tuple[Any, str] = FashionMNIST, "its four idx files in FashionMNIST/raw/"
-    kind, files = cifar if name == "cifar10" else fashion
+    sources: dict[str, tuple[Any, str]] = {
+        "cifar10": (CIFAR10, f"{CIFAR10.filename} or {CIFAR10.base_folder}/"),
+        "fashion-mnist": (FashionMNIST, "its four idx files in FashionMNIST/raw/"),
+    }
+    kind, files = sources[name]
     try:
         parts = [kind(str(folder), train=train, download=True) for train in (True, False)]
     except Exception as error:  # torchvision asserts, and raises RuntimeError and others

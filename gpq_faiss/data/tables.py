@@ -333,8 +333,8 @@ class Table:
                 for name in fnmatch.filter(self.kinds, pattern) or [pattern]
             ]
         elif lists:
-            others = chosen if numbered else []
-            chosen = [name] if (name := usual("vectors", lists)) else [*lists, *others]
+            rest = [*lists, *(chosen if numbered else [])]
+            chosen = [name] if (name := usual("vectors", lists)) else rest
         if len(chosen) == 1:
             return self.matrix(chosen[0]), f"vectors are in column {chosen[0]!r}"
         arrays = [self.arrays[name] for name in chosen if name in self.arrays]
@@ -373,21 +373,16 @@ class Table:
 # Files of tables ----------------------------------------------------------------------------------
 
 
-def table_form(path: Path) -> str:
-    """Return the form of a file of data. Raises DataError: none is read from it."""
-    form, remedy = file_form(path, "a file of data")
-    if remedy:
-        raise DataError(f"{path} is {form}: {remedy}")
-    return form
-
-
 def open_tables(paths: Sequence[Path]) -> Table:
-    """Return the columns of files of one form (:func:`table_form`), one below the other.
+    """Return the columns of files of one form (:func:`..inputs.file_form`), one below the other.
 
     Texts of other forms than :data:`ENDINGS` are CSV. Raises DataError: damaged, not a table, or
     files with different columns.
     """
-    form, source, opened, names = table_form(paths[0]), str(paths[0]), list[Any](), list[set[str]]()
+    source, opened, names = str(paths[0]), list[Any](), list[set[str]]()
+    form, remedy = file_form(paths[0], "a file of data")
+    if remedy:
+        raise DataError(f"{source} is {form}: {remedy}")
     readers: dict[str, Any] = {
         "npy": _npy,
         "npz": npz_arrays,

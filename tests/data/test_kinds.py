@@ -376,8 +376,7 @@ FOREIGN = {
     "a.db": (b"SQLite format 3\0", "is an SQLite database"),
     "a.faiss": (b"IxM2" + bytes(40), "is a Faiss index"),
     "a.csv.gz": (b"\x1f\x8b" + bytes(40), "is compressed: extract it"),
-    "a.safetensors": (b"x", "is a .safetensors file: save it as"),
-    "a.safetensors": (bytes([9, *bytes(7)]) + b"{\"a\": 1}", "is a safetensors file: save its"),
+    "a.safetensors": (bytes([9, *bytes(7)]) + b'{"a": 1}', "is a safetensors file: save its"),
     "a.bin": (bytes(100), "is a .bin file: save it as"),
     "a.yml": (b"version https://git-lfs.github.com/spec/v1\n", "is a pointer of Git LFS: run git"),
     "a.csv": (b"<!DOCTYPE html>\n", "is a page of HTML or XML: download"),
@@ -536,7 +535,7 @@ def test_vectors_in_objects(folder):
         sources = [h5["v"], list(X), X.tolist(), torch.tensor(X), list(torch.tensor(X))]
         for source in sources:
             np.testing.assert_array_equal(open_data(source).read(np.array([9, 2, 9])), X[[9, 2, 9]])
-    assert open_data(torch.tensor(X).bfloat16()).width == 8
+    assert open_data(torch.tensor(X).bfloat16()).matrix.shape == (N, 8)
 
 
 def test_vectors_and_labels_in_one_object(folder):
