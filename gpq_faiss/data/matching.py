@@ -207,11 +207,10 @@ def _matched(
         if names and not matches and _are_texts(keys) and len({*keys}) == n
     ]
     if is_counted and not matches and not unknown:
-        named = preferred, counter
         counts = {
             column: keys
             for column, keys in keys_of.items()
-            if column in named
+            if column in (preferred, counter)
             or {*keys} in ({*map(str, range(first, first + n))} for first in (0, 1))
         }
         matches = list(_matches(counts, {"id": ids}, preferred, counter))

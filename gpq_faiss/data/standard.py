@@ -49,8 +49,7 @@ def _part_of(folder: str) -> str:
     """Return ``training``, ``test`` or ``unlabelled`` if a word of a folder's name says so, as in
     ``seg_train`` and ``val2017``, else nothing."""
     words = {*re.findall("[a-z]+", folder.lower())}
-    parts = ("training", "test", "unlabelled")
-    return next((part for part in parts if words & _FOLDERS[part]), "")
+    return next((part for part in ("training", "test", "unlabelled") if words & _FOLDERS[part]), "")
 
 
 def classes_of(names: Sequence[str]) -> list[str]:

@@ -190,6 +190,10 @@ class Table:
                 )
                 for field in data.schema
             }
+            for index in (data.schema.pandas_metadata or {}).get("index_columns", []):
+                # pandas stores the bounds of a range, for example of a reversed frame.
+                if isinstance(index, dict) and (index["start"], index["step"]) != (0, 1):
+                    self.arrays["index"] = np.arange(index["start"], index["stop"], index["step"])
         for name, array in self.arrays.items():
             kind = "number" if array.dtype.kind in "iufb" else "text"
             self.kinds[name] = "list" if len(array.shape) > 1 else kind
@@ -479,12 +483,7 @@ def frame_table(source: Any) -> Table:
     try:
         if isinstance(source, dict | list | np.ndarray):
             source = pandas.DataFrame(source)
-        has_index = hasattr(source, "iloc") and source.index.tolist() != [*range(len(source))]
-        data = (
-            pyarrow.Table.from_pandas(source, preserve_index=True)
-            if has_index
-            else pyarrow.table(source)
-        )
+        data = pyarrow.table(source)
     except Exception as error:  # from pyarrow, or the table's library
         raise DataError(
             f"{location} has a column that cannot be converted ({one_line(error)})"
@@ -492,4 +491,7 @@ def frame_table(source: Any) -> Table:
         ) from None
     index = (data.schema.pandas_metadata or {}).get("index_columns", [])
     names = ["index" if n in index and not is_key(n) else n for n in data.schema.names]
-    return Table(location, {}, data.rename_columns(names))
+    # Renaming drops the metadata, which has the bounds of an index.
+    return Table(
+        location, {}, data.rename_columns(names).replace_schema_metadata(data.schema.metadata)
+    )
