@@ -11,7 +11,6 @@ from typing import Literal
 from torch import Tensor
 
 from ..nn.quantizer import subspace_cosine
-from .npair import multihot
 
 Variant = Literal["paper", "code"]
 
@@ -25,13 +24,9 @@ def cross_entropy(log_p: Tensor, targets: Tensor) -> Tensor:
     return -(targets * log_p).sum() / labelled_rows.clamp_min(1)
 
 
-def shares(labels: Tensor, like: Tensor) -> Tensor:
-    """Divide each row of multi-hot labels [B, C] of any dtype by its sum; zero rows stay zero.
-
-    The result has the dtype and device of ``like``.
-    """
-    y = multihot(labels, like)
-    return y / y.sum(dim=1, keepdim=True).clamp_min(1)
+def shares(labels: Tensor) -> Tensor:
+    """Divide each row of multi-hot labels, float [B, C], by its sum: labels have equal shares."""
+    return labels / labels.sum(dim=1, keepdim=True)
 
 
 def subspace_classification(
@@ -39,8 +34,7 @@ def subspace_classification(
 ) -> Tensor:
     """Return the cross entropy of the classifiers, a scalar.
 
-    Targets p float [B, C] are :func:`shares` of labels (eq. 3), or class probabilities. Zero rows
-    are unlabelled.
+    Targets p float [B, C] are :func:`shares` of labels (eq. 3).
 
     * ``"paper"``: the M classifiers are trained independently: mean over m of CE(softmax_c(β
       x_m·w_mc)).
@@ -53,7 +47,7 @@ def subspace_classification(
         if variant == "code"
         else (beta * cosine).log_softmax(dim=-1).mean(dim=1)
     )
-    return cross_entropy(log_p, p.to(log_p.dtype))
+    return cross_entropy(log_p, p)
 
 
 def subspace_entropy(x: Tensor, W: Tensor, beta: float = 4.0, variant: Variant = "paper") -> Tensor:

@@ -138,7 +138,7 @@ def triplet_ranking(distances: Tensor, labels: Tensor, margin: float) -> Tensor:
     anchor's sorted negatives within the margin come first, so their sum is a prefix sum: O(B²)
     memory and O(B² log B) time for B³ triplets.
     """
-    positive, negative = label_pairs(labels, distances)
+    positive, negative = label_pairs(labels)
     ordered = distances.masked_fill(~negative, torch.inf).sort(dim=1).values
     prefix = F.pad(ordered.masked_fill(ordered.isinf(), 0).cumsum(dim=1), (1, 0))
     bound = distances + margin

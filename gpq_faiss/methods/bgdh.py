@@ -106,7 +106,7 @@ def pairwise_likelihood(u: Tensor, labels: Tensor) -> Tensor:
     """Half the sum of mean -log σ(θ_ij) over pairs that share a label and mean -log σ(-θ_ij) over
     those that do not, a scalar, for u float [B, bits] and multi-hot labels [B, C]; θ_ij = u_i·u_j /
     2, i != j."""
-    positive, negative = label_pairs(labels, u)
+    positive, negative = label_pairs(labels)
     theta = u @ u.T / 2
     return (
         masked_mean(F.softplus(-theta), positive) + masked_mean(F.softplus(theta), negative)

@@ -54,7 +54,7 @@ def group_hard_triplets(
     the negatives that violate the margin: ||z_a - z_p||² - ||z_a - z_n||² + margin > 0.
     ``generator`` is on the CPU."""
     distance = torch.cdist(z.detach(), z.detach()).square()
-    positive, negative = label_pairs(labels, z)
+    positive, negative = label_pairs(labels)
     a, p = positive.nonzero(as_tuple=True)
     hard = negative[a] & (distance[a, p][:, None] - distance[a] + margin > 0)
     draw = torch.rand(hard.shape, generator=generator).to(z.device)

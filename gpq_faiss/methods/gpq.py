@@ -71,7 +71,7 @@ class GPQ(CodeMethod):
         pairs = triplet if method == "gpq-triplet" else npair
         parts: dict[str, Tensor] = {pairs.__name__: pairs(labelled, quantised, batch.y)}
         if loss.lambda1:
-            y = shares(batch.y, labelled)
+            y = shares(batch.y)
             parts["classification"] = subspace_classification(
                 labelled, W, y, beta, "paper" if method == "gpq-printed" else "code"
             )

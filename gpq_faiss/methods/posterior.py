@@ -473,7 +473,7 @@ class PosteriorCodes(CodeMethod):
                 if confident.any():
                     x = torch.cat([x, distort(batch.x[n:][confident], batch.generator)])
         raw = self.features(x, amp)[1]
-        parts = {"classification": self._cross_entropy(raw[:n], shares(batch.y, raw))}
+        parts = {"classification": self._cross_entropy(raw[:n], shares(batch.y))}
         if targets is not None and len(raw) > n:
             consistency = self._cross_entropy(raw[n:], targets[confident])
             parts["consistency"] = confident.float().mean() * consistency

@@ -37,7 +37,7 @@ def asymmetric_triplets(x: Tensor, q: Tensor, labels: Tensor, *, scale: float = 
     x are vectors and q quantised ones, float [B, D], with multi-hot labels [B, C]; O(B³) memory.
     """
     similarity = scale * (x @ q.T)
-    positive, negative = label_pairs(labels, x)
+    positive, negative = label_pairs(labels)
     anchor, positive_row = positive.nonzero(as_tuple=True)
     loss = (similarity[anchor] - similarity[anchor, positive_row][:, None]).sigmoid()
     return masked_mean(loss, negative[anchor])

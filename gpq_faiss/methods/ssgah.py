@@ -110,7 +110,7 @@ def fixed(module: nn.Module) -> dict[str, Tensor]:
 def draw_triplets(labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
     """For each row of multi-hot labels [B, C] a random row that shares a label and one that shares
     none, if both exist: int64 [T] each, with their anchors first; drawn on the CPU."""
-    positive, negative = label_pairs(labels.cpu(), torch.empty(0))
+    positive, negative = label_pairs(labels.cpu())
     a = (positive.any(1) & negative.any(1)).nonzero()[:, 0]
     if not len(a):
         return a, a, a

@@ -38,13 +38,10 @@ def normal(*shape, seed=0):
 
 
 def some_labels(n, classes, seed):
-    """Several labels a row, and rows without any."""
-    return (torch.rand(n, classes, generator=drawn(seed)) < 0.4).double()
-
-
-def labels_of(ids, classes):
-    """One label a row; -1 is an unlabelled row."""
-    return torch.cat([torch.eye(classes), torch.zeros(1, classes)])[ids]
+    """One label a row, or several."""
+    y = (torch.rand(n, classes, generator=drawn(seed)) < 0.4).double()
+    y[torch.arange(n), torch.randint(classes, (n,), generator=drawn(seed))] = 1
+    return y
 
 
 def alike(y, i, j):
@@ -53,8 +50,7 @@ def alike(y, i, j):
 
 def triplets_of(y):
     """Anchors, positives and negatives."""
-    labelled = [i for i in range(len(y)) if y[i].any()]
-    for a, p, n in itertools.product(labelled, repeat=3):
+    for a, p, n in itertools.product(range(len(y)), repeat=3):
         if a != p and alike(y, a, p) and not alike(y, a, n):
             yield a, p, n
 
@@ -87,8 +83,7 @@ def test_losses_over_triplets_and_pairs(n, classes, margin, seed):
     a, p, n_ = ssgah.draw_triplets(y, drawn(seed))  # one for each anchor that has any
     assert set(zip(a.tolist(), p.tolist(), n_.tolist(), strict=True)) <= set(triplets_of(y))
     assert a.tolist() == sorted({anchor for anchor, _, _ in triplets_of(y)})
-    pairs = [(i, j) for i, j in itertools.product(range(n), repeat=2) if y[i].any() and y[j].any()]
-    identical = {pair: alike(y, *pair) for pair in pairs}
+    identical = {pair: alike(y, *pair) for pair in itertools.product(range(n), repeat=2)}
     theta, kinds = h @ h.T / 2, {True: [], False: []}
     for (i, j), equal in identical.items():
         if i != j:
@@ -103,7 +98,7 @@ def test_losses_over_triplets_and_pairs(n, classes, margin, seed):
 
 @pytest.mark.parametrize("margin", [0.0, 4.0])
 def test_every_pair_takes_one_negative_that_violates_the_margin(margin):
-    z, y = normal(10, 4), labels_of([0, 1, 0, -1, 2, 1, 0, 2, 1, 0], 3)
+    z, y = normal(10, 4), torch.eye(3)[[0, 1, 0, 1, 2, 1, 0, 2, 1, 0]]
     y[4, 0] = 1  # two labels
     candidates, result = defaultdict(set), defaultdict(set)
     for a, p, n in triplets_of(y):

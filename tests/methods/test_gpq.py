@@ -54,7 +54,7 @@ def test_a_variant_is_its_losses(variant, base):
             intra_normalize(net.backbone(x[12:]), 3),
         )
         kind = "paper" if config.method == "gpq-printed" else "code"
-        expected["classification"] = subspace_classification(labelled, W, shares(y, x), beta, kind)
+        expected["classification"] = subspace_classification(labelled, W, shares(y), beta, kind)
         expected["entropy"] = subspace_entropy(remaining, W, beta)
         # Raised by the classifier, lowered by the network (eq. 4).
         for parameter, sign in ((W, 1), (net.backbone.head.weight, -1)):

@@ -317,7 +317,7 @@ def test_networks_lower_the_entropy_that_the_classifier_raises():
     )
     v = net.features(batch().x)[1].reshape(45, 4, CLASS_DIM)
     v, W = v / v.norm(dim=2, keepdim=True), net.classifier.raw
-    classification = subspace_classification(v[:15], W, shares(batch().y, v), beta)
+    classification = subspace_classification(v[:15], W, shares(batch().y), beta)
     entropy = subspace_entropy(v[15:], W, beta)
     total = loss.lambda1 * classification - loss.lambda2 * entropy
     names, parameters = zip(*built.named_parameters(), strict=True)
