@@ -158,7 +158,7 @@ class DTQ(Alternating):
         a, p, n = group_hard_triplets(z, batch.y, self.margin, batch.generator)
         parts = {"triplet": triplet_margin(z[a] - z[p], z[a] - z[n], self.margin)}
         if bool(self.fitted):
-            codes = self.codes[self.positions(batch)].long()
+            codes = self.codes[batch.positions].long()
             sums = self.codewords[torch.arange(self.M, device=z.device), codes].sum(dim=1)
             parts["quantisation"] = (z - sums).square().sum(dim=1).mean()
         return weighted(parts, quantisation=self.weight)

@@ -25,8 +25,8 @@ from ..losses.classification import shares, subspace_classification, subspace_en
 from ..losses.npair import npair, triplet
 from ..nn.backbones import Backbone, build_extractor, input_description
 from ..nn.quantizer import (
-    Codebooks,
     intra_normalize,
+    random_directions,
     reexpress,
     reverse_gradient,
     soft_assign,
@@ -45,12 +45,12 @@ class GPQ(CodeMethod):
         super().__init__(config)
         q = config.quantizer
         self.backbone = backbone
-        self.codewords = Codebooks(q.codebooks, q.codewords, q.subdim, generator=generator)
-        self.classifier = Codebooks(q.codebooks, C, q.subdim, generator=generator)
+        self.codewords = random_directions(q.codebooks, q.codewords, q.subdim, generator)
+        self.prototypes = random_directions(q.codebooks, C, q.subdim, generator)
 
     def codebooks(self) -> Tensor:
         """z', float [M, K, d], unit-norm: the codebooks in training, encoding and export."""
-        return reexpress(self.codewords.raw, self.classifier.raw, self.config.alpha)
+        return reexpress(self.codewords, self.prototypes, self.config.alpha)
 
     def raw(self, x: Tensor, *, queries: bool = False, amp: bool = False) -> Tensor:
         return run_network(self.backbone, x, amp)
@@ -66,7 +66,7 @@ class GPQ(CodeMethod):
             else [len(batch.x)]
         )
         raw = torch.cat([self.raw(x, amp=amp) for x in torch.split(batch.x, sizes)])
-        labelled, W = intra_normalize(raw[:n], self.M), self.classifier.raw
+        labelled, W = intra_normalize(raw[:n], self.M), self.prototypes
         quantised = soft_assign(labelled, self.codebooks(), self.config.alpha)
         pairs = triplet if method == "gpq-triplet" else npair
         parts: dict[str, Tensor] = {pairs.__name__: pairs(labelled, quantised, batch.y)}

@@ -42,9 +42,9 @@ from ..nn.backbones import MLP, Backbone, make_head
 from ..nn.device import to_input
 from ..nn.heads import SubspaceHeads
 from ..nn.quantizer import (
-    Codebooks,
     at_least_float32,
     intra_normalize,
+    random_directions,
     reverse_gradient,
     subspace_cosine,
 )
@@ -100,7 +100,7 @@ class PosteriorCodes(CodeMethod):
 
     The head of ``backbone`` is replaced by N class networks, float [B, N·CLASS_DIM], over
     convolutions for up to 32 classes without the entropy by one linear layer of logits, float [B,
-    C]; ``classifier`` is None then. Of the M codebooks of K codewords of d dimensions A are for the
+    C]; ``prototypes`` is None then. Of the M codebooks of K codewords of d dimensions A are for the
     C classes, a number that follows from the labels, and M - A for the features; with A = 0, all
     encode both jointly.
 
@@ -143,7 +143,7 @@ class PosteriorCodes(CodeMethod):
             # Convolutions learn the features; perceptrons on top would slow this down.
             backbone.head = make_head(width, C if linear else N * CLASS_DIM, generator)
         self.backbone = backbone
-        self.classifier = None if linear else Codebooks(N, C, CLASS_DIM, generator=generator)
+        self.prototypes = None if linear else random_directions(N, C, CLASS_DIM, generator)
         self.N, self.M, self.K, self.d, self.C, self.width, self.beta = (
             N,
             M,
@@ -224,9 +224,9 @@ class PosteriorCodes(CodeMethod):
 
     def class_logits(self, raw: Tensor) -> Tensor:
         """Logits of the class networks, float [B, N, C]; of a linear layer [B, 1, C]."""
-        if self.classifier is None:
+        if self.prototypes is None:
             return raw.unsqueeze(1)
-        return self.beta * subspace_cosine(intra_normalize(raw, self.N), self.classifier.raw)
+        return self.beta * subspace_cosine(intra_normalize(raw, self.N), self.prototypes)
 
     def _cross_entropy(self, raw: Tensor, targets: Tensor) -> Tensor:
         """Mean cross entropy of the class networks (eq. 3), a scalar, for targets float [B, C]."""
@@ -439,11 +439,11 @@ class PosteriorCodes(CodeMethod):
     def optimizer(self, config: Config) -> torch.optim.Optimizer:
         """Adam, with larger steps for class networks that are perceptrons or over a pretrained
         network, and smaller ones for cosines over convolutions and for pretrained convolutions."""
-        head, classifier = self.backbone.head, self.classifier
-        perceptron, pretrained = isinstance(head, SubspaceHeads), config.network.weights != "none"
-        trunk_rate = 1.0 if perceptron or not (classifier or pretrained) else _CONVOLUTION_RATE
+        head, pretrained = self.backbone.head, config.network.weights != "none"
+        perceptron, cosines = isinstance(head, SubspaceHeads), self.prototypes is not None
+        trunk_rate = 1.0 if perceptron or not (cosines or pretrained) else _CONVOLUTION_RATE
         class_rate = _CLASS_RATE if perceptron or pretrained else trunk_rate
-        of_classes = {*head.parameters(), *(() if classifier is None else classifier.parameters())}
+        of_classes = {*head.parameters(), self.prototypes}
         groups = [
             {
                 "params": [
@@ -480,9 +480,9 @@ class PosteriorCodes(CodeMethod):
         if self.pseudo_labels is not None and len(raw) > n:
             p = torch.from_numpy(self.pseudo_labels.of(batch.unlabelled_rows)).to(raw.device)
             parts["propagation"] = self._cross_entropy(raw[n:], p)
-        if self.classifier is not None and self.entropy_weight and len(raw) > n:
+        if self.prototypes is not None and self.entropy_weight and len(raw) > n:
             directions = intra_normalize(reverse_gradient(raw[n:]), self.N)
-            parts["entropy"] = subspace_entropy(directions, self.classifier.raw, self.beta)
+            parts["entropy"] = subspace_entropy(directions, self.prototypes, self.beta)
         return weighted(
             parts,
             classification=loss.lambda1,

@@ -158,7 +158,8 @@ class Training:
             if augment != "none":
                 x = random_flip_crop(x, generator, flip=augment == "flip-crop", colour=colour)
             y = torch.from_numpy(self.labels.dense(read[:n])).to(self.device)
-            yield TrainingBatch(x, y, step, self.steps, generator, read[:n], read[n:])
+            positions = torch.from_numpy(np.searchsorted(self.labelled, read[:n]))
+            yield TrainingBatch(x, y, step, self.steps, generator, positions, read[n:])
 
     def take_steps(self, optimizer: torch.optim.Optimizer, save: Callable[[], None]) -> None:
         """Take the remaining steps; ``save`` writes the checkpoint.
@@ -206,7 +207,7 @@ class Training:
             total, losses = compute(batch, self.options.amp)
         total.backward()
         optimizer.step()
-        self.method.after_step(batch.step)
+        self.method.after_step(batch.step, batch.steps)
         return dict(losses)
 
     def _validate(self, losses: dict[str, Tensor], rate: float) -> None:
