@@ -30,6 +30,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..config import Config
@@ -48,10 +49,11 @@ from ..nn.quantizer import (
     reverse_gradient,
     subspace_cosine,
 )
+from .coders import Floats, Rows
 from .codewords import ClassCodebooks, fit_class_codebooks, fit_codewords, weights_of_parts
 from .kmeans import check_rows
 from .leave_one_out import MOST_ROWS, leave_one_out
-from .propagation import Floats, Mask, PseudoLabels, Rows, propagate_labels
+from .propagation import PseudoLabels, propagate_labels
 from .trainable import CodeMethod, TrainingBatch, weighted
 from .unseen import MOST_COMPARED, has_unseen_classes
 
@@ -426,7 +428,7 @@ class PosteriorCodes(CodeMethod):
             )
 
     @torch.no_grad()
-    def _vectors(self, reader: Reader, rows: Rows) -> tuple[Floats, Mask]:
+    def _vectors(self, reader: Reader, rows: Rows) -> tuple[Floats, NDArray[np.bool_]]:
         """Inputs of the class networks, float32 [n, W], centred, and the readable rows."""
         values, readable = reader.fetch(rows)
         x = self.backbone.input(to_input(values, torch.device("cpu"))).flatten(1)
