@@ -36,15 +36,14 @@ from .trainable import CodeMethod, TrainingBatch, run_network, weighted
 
 
 class GPQ(CodeMethod):
-    """The method of the paper over any backbone, which gives float [B, M·d]: codewords Z, and the
-    sub-prototypes W of C classes; ``generator`` draws the initial ones."""
+    """The method of the paper: the backbone gives float [B, M·d]; codewords Z, and sub-prototypes W
+    of C classes, are drawn by ``generator``."""
 
     def __init__(
         self, config: Config, backbone: Backbone, C: int, generator: torch.Generator
     ) -> None:
-        super().__init__(config)
+        super().__init__(config, backbone)
         q = config.quantizer
-        self.backbone = backbone
         self.codewords = random_directions(q.codebooks, q.codewords, q.subdim, generator)
         self.prototypes = random_directions(q.codebooks, C, q.subdim, generator)
 

@@ -85,7 +85,8 @@ _CLASS_RATE = 2.0
 """Factor on the learning rate of class networks that are perceptrons, or over pretrained
 convolutions."""
 _FEW_CLASSES = 32
-"""So many classes are learnt by one linear layer over convolutions."""
+"""Up to this many classes, a single linear layer replaces the cosine heads of a convolutional
+network."""
 UNSEEN_ENTROPY, UNSEEN_FEATURES = 0.4, 0.7
 """λ2, and the weight of the features, where unlabelled items are of classes without labels."""
 _CONVOLUTION_RATE = 0.5
@@ -128,33 +129,24 @@ class PosteriorCodes(CodeMethod):
     def __init__(
         self, config: Config, backbone: Backbone, C: int, generator: torch.Generator
     ) -> None:
-        super().__init__(config)
-        M, K, d = config.quantizer.codebooks, config.quantizer.codewords, config.quantizer.subdim
-        n, N = config.network, config.posterior.networks
+        super().__init__(config, backbone)
+        network, N = config.network, config.posterior.networks
+        self.K, self.d, self.C = config.quantizer.codewords, config.quantizer.subdim, C
+        self.N, self.beta = N, config.beta
         # Over convolutions logits learn few classes faster; cosines learn many classes of few items
         # better. The entropy needs cosines.
         self.unseen = config.posterior.unseen_classes is True
         linear = not (C > _FEW_CLASSES or self.entropy_weight or isinstance(backbone, MLP))
-        width = cast(nn.Linear, backbone.head).in_features
+        self.width = width = cast(nn.Linear, backbone.head).in_features
         if isinstance(backbone, MLP):
-            sizes = (width, N, n.hidden[-1] if n.hidden else CLASS_HIDDEN, CLASS_DIM)
+            sizes = (width, N, network.hidden[-1] if network.hidden else CLASS_HIDDEN, CLASS_DIM)
             backbone.head = SubspaceHeads(
-                *sizes, dropout=config.dropout, noise=n.first_noise, generator=generator
+                *sizes, dropout=config.dropout, noise=network.first_noise, generator=generator
             )
         else:
             # Convolutions learn the features; perceptrons on top would slow this down.
             backbone.head = make_head(width, C if linear else N * CLASS_DIM, generator)
-        self.backbone = backbone
         self.prototypes = None if linear else random_directions(N, C, CLASS_DIM, generator)
-        self.N, self.M, self.K, self.d, self.C, self.width, self.beta = (
-            N,
-            M,
-            K,
-            d,
-            C,
-            width,
-            config.beta,
-        )
         self.power, self._sharpened = nn.Buffer(torch.tensor(TEMPERATURE_POWER)), False
         self._make_codebooks(self._count_class_codebooks())
         # Trunks of images give features of any scale; embeddings are standardised.
@@ -164,7 +156,7 @@ class PosteriorCodes(CodeMethod):
             else nn.Identity()
         )
         self.consistent = (
-            config.network.weights != "none"
+            network.weights != "none"
             and config.posterior.propagation > 0
             and not (self.unseen or isinstance(backbone, MLP))
         )
@@ -510,7 +502,7 @@ class PosteriorCodes(CodeMethod):
         config = self.eval().config
         outputs = [self.features(x) for x in sample(_ITEMS if final else _ITEMS // 2)]
         features, raw = (torch.cat(tensors) for tensors in zip(*outputs, strict=True))
-        K, seed = config.quantizer.codewords, config.training.seed
+        K, seed = self.K, config.training.seed
         w = UNSEEN_FEATURES if self.unseen else config.posterior.feature_weight
         check_rows(raw, K)
         p = self.mean_posterior(raw)

@@ -12,9 +12,9 @@ As α grows, the layer approaches the hard assignment used to encode items. The 
 x_m·c_m[b_m].
 
 The full paper was not available: the loss is as cited by others. Deviations: triplets are all those
-of a batch, not a selection per mini-epoch; sub-vectors have
-the length of the other methods (``quantizer.subdim``); similarities are multiplied by ``scale`` = 8
-in the loss, chosen on held-out items; with the paper's 1 the sigmoid is nearly linear.
+of a batch, not a selection per mini-epoch; sub-vectors have the length of the other methods
+(``quantizer.subdim``); similarities are multiplied by ``scale`` = 8 in the loss, chosen on held-out
+items; with the paper's 1 the sigmoid is nearly linear.
 """
 
 from __future__ import annotations

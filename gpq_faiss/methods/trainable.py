@@ -132,8 +132,8 @@ class TrainableMethod(nn.Module, ABC):
 
 
 class CodeMethod(TrainableMethod):
-    """Base of the GPQ methods: from images or features to item and query vectors, M sub-vectors of
-    unit norm, with the codebooks of the items.
+    """Base of the GPQ methods, over any backbone: from images or features to item and query
+    vectors, M sub-vectors of unit norm, with the codebooks of the items.
 
     Attributes:
         asymmetric: whether queries and items have different vectors.
@@ -143,11 +143,10 @@ class CodeMethod(TrainableMethod):
     name = "gpq"
     asymmetric = False
     items_are_codewords = False
-    M: int
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, backbone: Backbone) -> None:
         super().__init__()
-        self.config, self.M = config, config.quantizer.codebooks
+        self.config, self.backbone, self.M = config, backbone, config.quantizer.codebooks
 
     @abstractmethod
     def codebooks(self) -> Tensor:
