@@ -155,7 +155,7 @@ class ProductCoder(Coder):
     def __init__(self, codebooks: Floats, metric: Literal["ip", "l2"] = "ip") -> None:
         self.metric = metric
         self.codebooks = check_codebooks(codebooks, unit=metric == "ip")
-        self.M, self.K, self.d = (int(n) for n in self.codebooks.shape)
+        self.M, self.K, self.d = self.codebooks.shape
         self.width = self.M * self.d
         super().__init__(self.M * bits_per_code(self.K))
 

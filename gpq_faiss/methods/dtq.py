@@ -120,7 +120,7 @@ class AdditiveCoder(Coder):
 
     def __init__(self, codebooks: Floats) -> None:
         self.codebooks = check_codebooks(codebooks, unit=False)
-        self.M, self.K, self.width = (int(n) for n in self.codebooks.shape)
+        self.M, self.K, self.width = self.codebooks.shape
         super().__init__(self.M * bits_per_code(self.K))
 
     def _encode(self, x: Floats) -> Codes:

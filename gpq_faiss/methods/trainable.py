@@ -171,7 +171,7 @@ class CodeMethod(TrainableMethod):
     @torch.no_grad()
     def coder(self) -> ProductCoder:
         """Coder of the exported codebooks, inner product."""
-        return ProductCoder(np.ascontiguousarray(self.codebooks().float().cpu().numpy()))
+        return ProductCoder(self.codebooks().cpu().numpy())
 
 
 @torch.no_grad()
