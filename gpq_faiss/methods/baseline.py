@@ -80,11 +80,13 @@ class Alternating(Baseline):
     """
 
     def build(self) -> None:
-        self.codewords = nn.Buffer(self.first(torch.Generator().manual_seed(self.seed + 1)))
+        self.codewords = nn.Buffer(
+            self.random_codewords(torch.Generator().manual_seed(self.seed + 1))
+        )
         self.fitted = nn.Buffer(torch.zeros((), dtype=torch.bool))
 
     @abstractmethod
-    def first(self, draws: torch.Generator) -> Tensor:
+    def random_codewords(self, draws: torch.Generator) -> Tensor:
         """Random codewords."""
 
     @abstractmethod

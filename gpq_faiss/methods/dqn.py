@@ -47,7 +47,7 @@ class DQN(Alternating):
     def output_width(self) -> int:
         return self.M * self.d
 
-    def first(self, draws: torch.Generator) -> Tensor:
+    def random_codewords(self, draws: torch.Generator) -> Tensor:
         return torch.rand(self.M, self.K, self.d, generator=draws) * 2 - 1
 
     def nearest(self, z: Tensor) -> Tensor:

@@ -144,7 +144,7 @@ class DTQ(Alternating):
     def output_width(self) -> int:
         return WIDTH
 
-    def first(self, draws: torch.Generator) -> Tensor:
+    def random_codewords(self, draws: torch.Generator) -> Tensor:
         return torch.randn(self.M, self.K, WIDTH, generator=draws) / math.sqrt(self.M)
 
     def fit_labels(

@@ -285,14 +285,14 @@ def groups(seed, n=60):
 def test_walks_from_near_anchors_have_the_probabilities_of_the_graph():
     graph, sample, x = BipartiteGraph(8, 3, 2), groups(0), groups(1, 10)
     graph.fit(sample, seed=0)
-    near, weight = graph.joined(x)
+    near, weight = graph.nearest_anchors(x)
     d, order = (x[:, None] - graph.anchors).square().sum(dim=2).sort(dim=1)
     assert torch.equal(near, order[:, :2])
     kernel = (-(d[:, :2] - d[:, :1]) / graph.bandwidth).exp()
     torch.testing.assert_close(weight, kernel / kernel.sum(dim=1, keepdim=True), atol=1e-3, rtol=0)
     # Steps sum over the items on the way: by the probability of each item, from an anchor.
     Z = np.zeros((len(sample), 8))
-    np.put_along_axis(Z, *(t.numpy() for t in graph.joined(sample)), axis=1)
+    np.put_along_axis(Z, *(t.numpy() for t in graph.nearest_anchors(sample)), axis=1)
     np.testing.assert_allclose(graph.steps.numpy(), (Z / Z.sum(0)).T @ Z, atol=1e-5)
     walks = graph.walk(x[:1].expand(20_000, -1), drawn())
     first = torch.zeros(8).scatter_(0, near[0], weight[0])
