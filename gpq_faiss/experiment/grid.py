@@ -305,7 +305,8 @@ def plan(grid: Grid, dataset: Dataset) -> list[RunSpec]:
                     fixed = {"quantizer": {"codebooks": M}, "training": {"seed": seed}}
                     settings = asdict(validate(config.with_settings(fixed)))
                 else:
-                    settings = dict(make_method(name, bits or 32, seed).settings())
+                    coder = make_method(name, bits or 32, seed)
+                    settings = {"method": coder.name, "bits": coder.bits, "seed": coder.seed}
                 spec = RunSpec(
                     method=name,
                     bits=bits,

@@ -32,10 +32,9 @@ from ..data.protocols import Split, make_split
 from ..errors import DataError, GpqError, UsageError, one_line
 from ..evaluation.scorers import ScoreFunction, distinct_rows
 from ..files import check_output, unfinished
-from ..methods.coders import ProductCoder
+from ..methods.coders import ProductCoder, Rows
 from ..methods.measure import (
     Coded,
-    Rows,
     encode_items,
     fit_and_encode,
     input_neighbours,

@@ -11,27 +11,23 @@ from typing import Literal
 from torch import Tensor
 
 from ..nn.quantizer import subspace_cosine
-from .npair import multihot
 
 Variant = Literal["paper", "code"]
 
 
 def cross_entropy(log_p: Tensor, targets: Tensor) -> Tensor:
-    """Return the cross entropy of float [B, C], a scalar.
+    """Return the cross entropy of log-probabilities and targets, float [B, C], a scalar.
 
-    It is the mean over the rows of ``targets`` that sum to 1; zero rows are ignored.
+    It is the mean over the rows of ``targets`` that sum to 1; rows of zeros, of items of unknown
+    class, are ignored.
     """
     labelled_rows = (targets > 0).any(dim=1).sum()
     return -(targets * log_p).sum() / labelled_rows.clamp_min(1)
 
 
-def shares(labels: Tensor, like: Tensor) -> Tensor:
-    """Divide each row of multi-hot labels [B, C] of any dtype by its sum; zero rows stay zero.
-
-    The result has the dtype and device of ``like``.
-    """
-    y = multihot(labels, like)
-    return y / y.sum(dim=1, keepdim=True).clamp_min(1)
+def shares(labels: Tensor) -> Tensor:
+    """Divide each row of multi-hot labels, float [B, C], by its sum: labels have equal shares."""
+    return labels / labels.sum(dim=1, keepdim=True)
 
 
 def subspace_classification(
@@ -39,8 +35,7 @@ def subspace_classification(
 ) -> Tensor:
     """Return the cross entropy of the classifiers, a scalar.
 
-    Targets p float [B, C] are :func:`shares` of labels (eq. 3), or class probabilities. Zero rows
-    are unlabelled.
+    Targets p float [B, C] are :func:`shares` of labels (eq. 3).
 
     * ``"paper"``: the M classifiers are trained independently: mean over m of CE(softmax_c(β
       x_m·w_mc)).
@@ -53,16 +48,16 @@ def subspace_classification(
         if variant == "code"
         else (beta * cosine).log_softmax(dim=-1).mean(dim=1)
     )
-    return cross_entropy(log_p, p.to(log_p.dtype))
+    return cross_entropy(log_p, p)
 
 
 def subspace_entropy(x: Tensor, W: Tensor, beta: float = 4.0, variant: Variant = "paper") -> Tensor:
     """Return the mean entropy of the classifiers over rows, a scalar.
 
-    It lies between 0 (certain, or no rows) and log C (uniform). Labels are not used. The
-    sub-prototypes maximise it and the network minimises it: subtract λ2 times it from the total
-    loss, computed on sub-vectors that went through :func:`~gpq_faiss.nn.quantizer.reverse_gradient`
-    *before* intra-normalisation.
+    It lies between 0 (certain) and log C (uniform). Labels are not used. The sub-prototypes
+    maximise it and the network minimises it: subtract λ2 times it from the total loss, computed on
+    sub-vectors that went through :func:`~gpq_faiss.nn.quantizer.reverse_gradient` *before*
+    intra-normalisation.
 
     * ``"paper"``: softmax_c(β x_m·w_mc), the mean over the M sub-spaces of their entropies.
     * ``"code"``: softmax_c(mean_m β² x_m·w_mc), one entropy per row.
@@ -71,4 +66,4 @@ def subspace_entropy(x: Tensor, W: Tensor, beta: float = 4.0, variant: Variant =
     if variant == "code":
         cosine = beta * cosine.mean(dim=1, keepdim=True)
     log_p = (beta * cosine).log_softmax(dim=-1)
-    return -(log_p.exp() * log_p).sum() / max(log_p.shape[0] * log_p.shape[1], 1)
+    return -(log_p.exp() * log_p).sum() / (log_p.shape[0] * log_p.shape[1])

@@ -25,11 +25,9 @@ class Baseline(TrainableMethod):
 
     Sub-classes may have another :meth:`output_width` and other :meth:`vectors`, and add their own
     parts in :meth:`build`, with initial weights from ``draws``, which the extractor used first.
-    ``rows``: of the labelled items, for methods that have something for each.
     """
 
     uses_unlabelled = False
-    rows = np.empty(0, np.int64)
 
     def __init__(self, config: Config, dataset: Dataset, image_size: int, n_classes: int) -> None:
         super().__init__()
@@ -66,10 +64,6 @@ class Baseline(TrainableMethod):
         """The extractor's output for the labelled items of a batch, float32 [B, width]."""
         return run_network(self.extractor, batch.x[: len(batch.y)], amp)
 
-    def positions(self, batch: TrainingBatch) -> Tensor:
-        """Indices int64 [B] of the labelled items of a batch in :attr:`rows`."""
-        return torch.from_numpy(np.searchsorted(self.rows, batch.rows))
-
     def coder(self) -> Coder:
         """Coder of the signs, Hamming distance."""
         return SignCoder(self.bits)
@@ -85,11 +79,13 @@ class Alternating(Baseline):
     """
 
     def build(self) -> None:
-        self.codewords = nn.Buffer(self.first(torch.Generator().manual_seed(self.seed + 1)))
+        self.codewords = nn.Buffer(
+            self.random_codewords(torch.Generator().manual_seed(self.seed + 1))
+        )
         self.fitted = nn.Buffer(torch.zeros((), dtype=torch.bool))
 
     @abstractmethod
-    def first(self, draws: torch.Generator) -> Tensor:
+    def random_codewords(self, draws: torch.Generator) -> Tensor:
         """Random codewords."""
 
     @abstractmethod
@@ -103,20 +99,18 @@ class Alternating(Baseline):
     def fit_labels(
         self, reader: Reader, rows: NDArray[np.int64], y: Floats, unlabelled: NDArray[np.int64]
     ) -> None:
-        self.rows = rows
         self.latest = nn.Buffer(torch.zeros(len(rows), self.output_width()))
 
     def outputs(self, batch: TrainingBatch, amp: bool) -> Tensor:
         """The vectors of the labelled items, float32 [B, width], which are stored."""
         z = self.vectors(self.raw(batch, amp))
-        self.latest[self.positions(batch)] = z.detach()
-        steps_per_pass, steps_taken = -(-len(self.rows) // len(z)), batch.step + 1
-        self._due = steps_taken == batch.steps or steps_taken % steps_per_pass == 0
+        self.latest[batch.positions] = z.detach()
         return z
 
     @torch.no_grad()
-    def after_step(self, step: int) -> None:
-        if self._due:
+    def after_step(self, step: int, steps: int) -> None:
+        steps_per_pass = -(-len(self.latest) // self.config.training.batch_labelled)
+        if (step + 1) % steps_per_pass == 0 or step + 1 == steps:
             positions = self.latest.any(dim=1).nonzero()[:, 0]
             codewords = self.refit(positions, self.latest[positions].cpu().numpy())
             self.codewords.copy_(torch.from_numpy(codewords))
@@ -137,7 +131,7 @@ def triplet_ranking(distances: Tensor, labels: Tensor, margin: float) -> Tensor:
     anchor's sorted negatives within the margin come first, so their sum is a prefix sum: O(B²)
     memory and O(B² log B) time for B³ triplets.
     """
-    positive, negative = label_pairs(labels, distances)
+    positive, negative = label_pairs(labels)
     ordered = distances.masked_fill(~negative, torch.inf).sort(dim=1).values
     prefix = F.pad(ordered.masked_fill(ordered.isinf(), 0).cumsum(dim=1), (1, 0))
     bound = distances + margin

@@ -78,14 +78,17 @@ class BipartiteGraph(nn.Module):
         )
         d = squared_distances(sample, self.anchors[:used]).topk(self.nearest, largest=False).values
         self.bandwidth.copy_(d.mean().clamp_min(1e-12))
-        Z = sample.new_zeros(len(sample), len(self.anchors)).scatter(1, *self.joined(sample))
+        Z = sample.new_zeros(len(sample), len(self.anchors)).scatter(
+            1, *self.nearest_anchors(sample)
+        )
         T = Z.T @ Z
         # An anchor without items only leads to itself.
         T.diagonal()[T.sum(1) == 0] = 1
         self.steps.copy_(T / T.sum(1, keepdim=True))
 
-    def joined(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the anchors of items [n, W], int64 [n, s], and their weights, float [n, s]."""
+    def nearest_anchors(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the anchors to which items [n, W] are linked, int64 [n, s], and the weights of
+        the links, float [n, s]."""
         d, near = squared_distances(x, self.anchors[: int(self.used)]).topk(
             self.nearest, largest=False
         )
@@ -95,7 +98,7 @@ class BipartiteGraph(nn.Module):
     def walk(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """A context for every item float [n, W]: the first or the second anchor of a random walk,
         int64 [n], on the CPU."""
-        near, weight = (t.cpu() for t in self.joined(x))
+        near, weight = (t.cpu() for t in self.nearest_anchors(x))
         first = near.gather(1, torch.multinomial(weight, 1, generator=generator))[:, 0]
         goes_on = torch.randint(2, first.shape, generator=generator) > 0
         second = torch.multinomial(self.steps.cpu()[first], 1, generator=generator)[:, 0]
@@ -106,7 +109,7 @@ def pairwise_likelihood(u: Tensor, labels: Tensor) -> Tensor:
     """Half the sum of mean -log σ(θ_ij) over pairs that share a label and mean -log σ(-θ_ij) over
     those that do not, a scalar, for u float [B, bits] and multi-hot labels [B, C]; θ_ij = u_i·u_j /
     2, i != j."""
-    positive, negative = label_pairs(labels, u)
+    positive, negative = label_pairs(labels)
     theta = u @ u.T / 2
     return (
         masked_mean(F.softplus(-theta), positive) + masked_mean(F.softplus(theta), negative)
@@ -146,12 +149,14 @@ class BGDH(Baseline):
     def output_width(self) -> int:
         return EMBEDDING
 
-    def both(self, deep: Tensor) -> tuple[Tensor, Tensor]:
+    def hash_and_embedding(self, deep: Tensor) -> tuple[Tensor, Tensor]:
+        """The outputs u of the hash layer, float [n, bits], and e, float [n, 128], of deep
+        features float [n, W]."""
         e = self.extractor.head(deep)
         return self.hash(torch.cat([deep, self.hidden(e).relu()], dim=1)), e
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.both(self.deep(x, False))[0]
+        return self.hash_and_embedding(self.deep(x, False))[0]
 
     @torch.no_grad()
     def before_step(self, step: int, steps: int, sample: Callable[[int], Iterator[Tensor]]) -> None:
@@ -171,7 +176,7 @@ class BGDH(Baseline):
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         x = batch.x
-        u, e = self.both(self.deep(x, amp))
+        u, e = self.hash_and_embedding(self.deep(x, amp))
         labelled = u[: len(batch.y)]
         parts = {
             "pairs": pairwise_likelihood(labelled, batch.y),

@@ -87,11 +87,10 @@ class CNNH(Baseline):
         y: NDArray[np.float32],
         unlabelled: NDArray[np.int64],
     ) -> None:
-        self.rows = rows
         codes = torch.from_numpy(factorise(y, self.bits, seed=self.seed)).float()
         # Not in a checkpoint: a resumed run computes the same codes again.
         self.targets: Tensor = nn.Buffer(codes, persistent=False)
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
-        errors = self.raw(batch, amp).tanh() - self.targets[self.positions(batch)]
+        errors = self.raw(batch, amp).tanh() - self.targets[batch.positions]
         return {"total": errors.square().mean()}

@@ -23,6 +23,7 @@ from ..errors import DataError, UsageError
 
 Floats = NDArray[np.float32]
 Codes = NDArray[np.uint8]
+Rows = NDArray[np.int64]
 
 
 class Coder(ABC):
@@ -86,11 +87,6 @@ class Coder(ABC):
         """Scores of codewords per query, float32 [Q, M, K], if the score of a code is a sum of M
         entries; else None."""
         return self._tables(self._prepared(xq, "queries"))
-
-    def settings(self) -> dict[str, Any]:
-        """What determines the codes of a training set, JSON-serialisable; the rest is fixed (see
-        ``revision`` in the registry)."""
-        return {"method": self.name, "bits": self.bits, "seed": self.seed}
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
         raise NotImplementedError
@@ -159,7 +155,7 @@ class ProductCoder(Coder):
     def __init__(self, codebooks: Floats, metric: Literal["ip", "l2"] = "ip") -> None:
         self.metric = metric
         self.codebooks = check_codebooks(codebooks, unit=metric == "ip")
-        self.M, self.K, self.d = (int(n) for n in self.codebooks.shape)
+        self.M, self.K, self.d = self.codebooks.shape
         self.width = self.M * self.d
         super().__init__(self.M * bits_per_code(self.K))
 

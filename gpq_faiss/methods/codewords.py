@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..nn.additive import assign, assign_logits
+from ..nn.additive import BEAM, assign, assign_logits
 from .kmeans import kmeans
 
 STARTS = 5
@@ -46,8 +46,8 @@ _LOGIT_STEPS, _LOGIT_RATE, _LOGIT_RIDGE = 10, 0.05, 1e-4
 _TABLE_STEPS, _TABLE_RATE, _TABLE_BATCH = 300, 0.02, 1000
 _LIMIT = 20.0
 """Limit of logits: exponentials of larger sums could overflow."""
-_NUMBERS = 1 << 24
-"""Bytes of temporary arrays."""
+_BLOCK_NUMBERS = 1 << 24
+"""Limit of the temporary arrays of a beam search: items times partial sums times classes."""
 
 
 def fit_codewords(targets: Tensor, M: int, K: int, *, seed: int, residual: bool = False) -> Tensor:
@@ -102,7 +102,7 @@ class ClassCodebooks(NamedTuple):
     def assign(self, tempered: Tensor) -> Tensor:
         """Codes int64 [n, A] of tempered posteriors float [n, C]."""
         choose, words = (assign_logits, self.logits) if len(self.logits) else (assign, self.tables)
-        size = max(256, _NUMBERS // (8 * tempered.shape[1]))  # whose beam search fits into memory
+        size = max(256, _BLOCK_NUMBERS // (BEAM * tempered.shape[1]))
         return torch.cat([choose(block, words) for block in torch.split(tempered, size)])
 
 

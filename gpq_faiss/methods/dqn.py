@@ -24,7 +24,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..losses.npair import masked_mean, multihot
 from .baseline import Alternating
 from .coders import Floats, ProductCoder
 from .kmeans import fit_codebooks
@@ -32,12 +31,11 @@ from .trainable import TrainingBatch, weighted
 
 
 def pairwise_cosine(z: Tensor, labels: Tensor) -> Tensor:
-    """Mean of (s_ij - cos(z_i, z_j))² over pairs of labelled rows of vectors float [B, D] with
-    multi-hot labels [B, C]; 0 without."""
-    y, unit = multihot(labels, z), F.normalize(z, dim=1)
-    labelled = y.any(dim=1)
-    target = 2 * (y @ y.T > 0).to(z.dtype) - 1
-    return masked_mean((target - unit @ unit.T).square(), labelled[:, None] & labelled)
+    """Mean of (s_ij - cos(z_i, z_j))² over all pairs of rows of vectors float [B, D] with multi-hot
+    labels [B, C]."""
+    unit = F.normalize(z, dim=1)
+    target = 2 * (labels @ labels.T > 0).to(z.dtype) - 1
+    return (target - unit @ unit.T).square().mean()
 
 
 class DQN(Alternating):
@@ -49,7 +47,7 @@ class DQN(Alternating):
     def output_width(self) -> int:
         return self.M * self.d
 
-    def first(self, draws: torch.Generator) -> Tensor:
+    def random_codewords(self, draws: torch.Generator) -> Tensor:
         return torch.rand(self.M, self.K, self.d, generator=draws) * 2 - 1
 
     def nearest(self, z: Tensor) -> Tensor:

@@ -54,7 +54,7 @@ def group_hard_triplets(
     the negatives that violate the margin: ||z_a - z_p||² - ||z_a - z_n||² + margin > 0.
     ``generator`` is on the CPU."""
     distance = torch.cdist(z.detach(), z.detach()).square()
-    positive, negative = label_pairs(labels, z)
+    positive, negative = label_pairs(labels)
     a, p = positive.nonzero(as_tuple=True)
     hard = negative[a] & (distance[a, p][:, None] - distance[a] + margin > 0)
     draw = torch.rand(hard.shape, generator=generator).to(z.device)
@@ -120,7 +120,7 @@ class AdditiveCoder(Coder):
 
     def __init__(self, codebooks: Floats) -> None:
         self.codebooks = check_codebooks(codebooks, unit=False)
-        self.M, self.K, self.width = (int(n) for n in self.codebooks.shape)
+        self.M, self.K, self.width = self.codebooks.shape
         super().__init__(self.M * bits_per_code(self.K))
 
     def _encode(self, x: Floats) -> Codes:
@@ -144,7 +144,7 @@ class DTQ(Alternating):
     def output_width(self) -> int:
         return WIDTH
 
-    def first(self, draws: torch.Generator) -> Tensor:
+    def random_codewords(self, draws: torch.Generator) -> Tensor:
         return torch.randn(self.M, self.K, WIDTH, generator=draws) / math.sqrt(self.M)
 
     def fit_labels(
@@ -158,7 +158,7 @@ class DTQ(Alternating):
         a, p, n = group_hard_triplets(z, batch.y, self.margin, batch.generator)
         parts = {"triplet": triplet_margin(z[a] - z[p], z[a] - z[n], self.margin)}
         if bool(self.fitted):
-            codes = self.codes[self.positions(batch)].long()
+            codes = self.codes[batch.positions].long()
             sums = self.codewords[torch.arange(self.M, device=z.device), codes].sum(dim=1)
             parts["quantisation"] = (z - sums).square().sum(dim=1).mean()
         return weighted(parts, quantisation=self.weight)

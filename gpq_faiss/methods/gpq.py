@@ -25,8 +25,8 @@ from ..losses.classification import shares, subspace_classification, subspace_en
 from ..losses.npair import npair, triplet
 from ..nn.backbones import Backbone, build_extractor, input_description
 from ..nn.quantizer import (
-    Codebooks,
     intra_normalize,
+    random_directions,
     reexpress,
     reverse_gradient,
     soft_assign,
@@ -36,21 +36,20 @@ from .trainable import CodeMethod, TrainingBatch, run_network, weighted
 
 
 class GPQ(CodeMethod):
-    """The method of the paper over any backbone, which gives float [B, M·d]: codewords Z, and the
-    sub-prototypes W of C classes; ``generator`` draws the initial ones."""
+    """The method of the paper: the backbone gives float [B, M·d]; codewords Z, and sub-prototypes W
+    of C classes, are drawn by ``generator``."""
 
     def __init__(
         self, config: Config, backbone: Backbone, C: int, generator: torch.Generator
     ) -> None:
-        super().__init__(config)
+        super().__init__(config, backbone)
         q = config.quantizer
-        self.backbone = backbone
-        self.codewords = Codebooks(q.codebooks, q.codewords, q.subdim, generator=generator)
-        self.classifier = Codebooks(q.codebooks, C, q.subdim, generator=generator)
+        self.codewords = random_directions(q.codebooks, q.codewords, q.subdim, generator)
+        self.prototypes = random_directions(q.codebooks, C, q.subdim, generator)
 
     def codebooks(self) -> Tensor:
         """z', float [M, K, d], unit-norm: the codebooks in training, encoding and export."""
-        return reexpress(self.codewords.raw, self.classifier.raw, self.config.alpha)
+        return reexpress(self.codewords, self.prototypes, self.config.alpha)
 
     def raw(self, x: Tensor, *, queries: bool = False, amp: bool = False) -> Tensor:
         return run_network(self.backbone, x, amp)
@@ -66,12 +65,12 @@ class GPQ(CodeMethod):
             else [len(batch.x)]
         )
         raw = torch.cat([self.raw(x, amp=amp) for x in torch.split(batch.x, sizes)])
-        labelled, W = intra_normalize(raw[:n], self.M), self.classifier.raw
+        labelled, W = intra_normalize(raw[:n], self.M), self.prototypes
         quantised = soft_assign(labelled, self.codebooks(), self.config.alpha)
         pairs = triplet if method == "gpq-triplet" else npair
         parts: dict[str, Tensor] = {pairs.__name__: pairs(labelled, quantised, batch.y)}
         if loss.lambda1:
-            y = shares(batch.y, labelled)
+            y = shares(batch.y)
             parts["classification"] = subspace_classification(
                 labelled, W, y, beta, "paper" if method == "gpq-printed" else "code"
             )

@@ -23,8 +23,8 @@ def kmeans(x: Floats, K: int, seed: int, *, niter: int = 25, nredo: int = 1) -> 
         min_points_per_centroid=1,
         max_points_per_centroid=len(x),
     )
-    clustering.train(np.ascontiguousarray(x))
-    return np.ascontiguousarray(clustering.centroids, dtype=np.float32)
+    clustering.train(x)
+    return np.asarray(clustering.centroids)
 
 
 def check_rows(x: Sized, K: int) -> None:
@@ -61,7 +61,7 @@ def fit_codebooks(
     pq = faiss.ProductQuantizer(x.shape[1], M, K.bit_length() - 1)
     use_all_rows(pq, seed)
     if start is not None:
-        faiss.copy_array_to_vector(np.ascontiguousarray(start, np.float32).ravel(), pq.centroids)
+        faiss.copy_array_to_vector(start.ravel(), pq.centroids)
         pq.train_type = faiss.ProductQuantizer.Train_hot_start
-    pq.train(np.ascontiguousarray(x, np.float32))
-    return np.asarray(faiss.vector_to_array(pq.centroids), np.float32).reshape(M, K, -1)
+    pq.train(x)
+    return np.asarray(faiss.vector_to_array(pq.centroids)).reshape(M, K, -1)

@@ -73,7 +73,7 @@ class LOPQ(Coder):
         return rotation, ProductCoder(codebooks, "l2")
 
     def _in_cell(self, x: Floats, c: int) -> Floats:
-        return np.ascontiguousarray((x - self.centroids[c]) @ self.cells[c][0].T)
+        return np.asarray((x - self.centroids[c]) @ self.cells[c][0].T)
 
     def _cell_of(self, x: Floats) -> NDArray[np.int64]:
         return np.asarray(faiss.knn(x, self.centroids, 1)[1][:, 0])

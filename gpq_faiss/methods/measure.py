@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..codes.bits import unpack_codes
 from ..data.base import Dataset, ImageDataset, Reader
@@ -21,12 +20,10 @@ from ..evaluation.ranking import DEFAULT, RankingResult, rank_codes
 from ..evaluation.scorers import ScoreFunction
 from ..evaluation.ties import Convention
 from ..progress import stage
-from .coders import Coder, Codes, Floats
+from .coders import Coder, Codes, Floats, Rows
 from .registry import make_method
 
 log = logging.getLogger(__name__)
-
-Rows = NDArray[np.int64]
 
 NO_NEIGHBOUR_RECALL = (
     "NN10@100 is not reported for images, whose nearest pixels say little: use features of them"
@@ -65,7 +62,7 @@ class Coded:
         return self.coder.score(self.xq[queries], codes)
 
     @functools.cached_property
-    def scorer(self) -> tuple[Floats | ScoreFunction, NDArray[np.uint8]]:
+    def scorer(self) -> tuple[Floats | ScoreFunction, Codes]:
         """Arguments of :func:`.rank_codes`: score tables and codeword numbers if the coder has
         tables, else a function and codes."""
         tables = self.coder.score_tables(self.xq)

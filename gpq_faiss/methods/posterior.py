@@ -30,6 +30,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..config import Config
@@ -42,16 +43,17 @@ from ..nn.backbones import MLP, Backbone, make_head
 from ..nn.device import to_input
 from ..nn.heads import SubspaceHeads
 from ..nn.quantizer import (
-    Codebooks,
     at_least_float32,
     intra_normalize,
+    random_directions,
     reverse_gradient,
     subspace_cosine,
 )
+from .coders import Floats, Rows
 from .codewords import ClassCodebooks, fit_class_codebooks, fit_codewords, weights_of_parts
 from .kmeans import check_rows
 from .leave_one_out import MOST_ROWS, leave_one_out
-from .propagation import Floats, Mask, PseudoLabels, Rows, propagate_labels
+from .propagation import PseudoLabels, propagate_labels
 from .trainable import CodeMethod, TrainingBatch, weighted
 from .unseen import MOST_COMPARED, has_unseen_classes
 
@@ -83,7 +85,8 @@ _CLASS_RATE = 2.0
 """Factor on the learning rate of class networks that are perceptrons, or over pretrained
 convolutions."""
 _FEW_CLASSES = 32
-"""So many classes are learnt by one linear layer over convolutions."""
+"""Up to this many classes, a single linear layer replaces the cosine heads of a convolutional
+network."""
 UNSEEN_ENTROPY, UNSEEN_FEATURES = 0.4, 0.7
 """λ2, and the weight of the features, where unlabelled items are of classes without labels."""
 _CONVOLUTION_RATE = 0.5
@@ -100,7 +103,7 @@ class PosteriorCodes(CodeMethod):
 
     The head of ``backbone`` is replaced by N class networks, float [B, N·CLASS_DIM], over
     convolutions for up to 32 classes without the entropy by one linear layer of logits, float [B,
-    C]; ``classifier`` is None then. Of the M codebooks of K codewords of d dimensions A are for the
+    C]; ``prototypes`` is None then. Of the M codebooks of K codewords of d dimensions A are for the
     C classes, a number that follows from the labels, and M - A for the features; with A = 0, all
     encode both jointly.
 
@@ -126,33 +129,24 @@ class PosteriorCodes(CodeMethod):
     def __init__(
         self, config: Config, backbone: Backbone, C: int, generator: torch.Generator
     ) -> None:
-        super().__init__(config)
-        M, K, d = config.quantizer.codebooks, config.quantizer.codewords, config.quantizer.subdim
-        n, N = config.network, config.posterior.networks
+        super().__init__(config, backbone)
+        network, N = config.network, config.posterior.networks
+        self.K, self.d, self.C = config.quantizer.codewords, config.quantizer.subdim, C
+        self.N, self.beta = N, config.beta
         # Over convolutions logits learn few classes faster; cosines learn many classes of few items
         # better. The entropy needs cosines.
         self.unseen = config.posterior.unseen_classes is True
         linear = not (C > _FEW_CLASSES or self.entropy_weight or isinstance(backbone, MLP))
-        width = cast(nn.Linear, backbone.head).in_features
+        self.width = width = cast(nn.Linear, backbone.head).in_features
         if isinstance(backbone, MLP):
-            sizes = (width, N, n.hidden[-1] if n.hidden else CLASS_HIDDEN, CLASS_DIM)
+            sizes = (width, N, network.hidden[-1] if network.hidden else CLASS_HIDDEN, CLASS_DIM)
             backbone.head = SubspaceHeads(
-                *sizes, dropout=config.dropout, noise=n.first_noise, generator=generator
+                *sizes, dropout=config.dropout, noise=network.first_noise, generator=generator
             )
         else:
             # Convolutions learn the features; perceptrons on top would slow this down.
             backbone.head = make_head(width, C if linear else N * CLASS_DIM, generator)
-        self.backbone = backbone
-        self.classifier = None if linear else Codebooks(N, C, CLASS_DIM, generator=generator)
-        self.N, self.M, self.K, self.d, self.C, self.width, self.beta = (
-            N,
-            M,
-            K,
-            d,
-            C,
-            width,
-            config.beta,
-        )
+        self.prototypes = None if linear else random_directions(N, C, CLASS_DIM, generator)
         self.power, self._sharpened = nn.Buffer(torch.tensor(TEMPERATURE_POWER)), False
         self._make_codebooks(self._count_class_codebooks())
         # Trunks of images give features of any scale; embeddings are standardised.
@@ -162,7 +156,7 @@ class PosteriorCodes(CodeMethod):
             else nn.Identity()
         )
         self.consistent = (
-            config.network.weights != "none"
+            network.weights != "none"
             and config.posterior.propagation > 0
             and not (self.unseen or isinstance(backbone, MLP))
         )
@@ -224,9 +218,9 @@ class PosteriorCodes(CodeMethod):
 
     def class_logits(self, raw: Tensor) -> Tensor:
         """Logits of the class networks, float [B, N, C]; of a linear layer [B, 1, C]."""
-        if self.classifier is None:
+        if self.prototypes is None:
             return raw.unsqueeze(1)
-        return self.beta * subspace_cosine(intra_normalize(raw, self.N), self.classifier.raw)
+        return self.beta * subspace_cosine(intra_normalize(raw, self.N), self.prototypes)
 
     def _cross_entropy(self, raw: Tensor, targets: Tensor) -> Tensor:
         """Mean cross entropy of the class networks (eq. 3), a scalar, for targets float [B, C]."""
@@ -434,7 +428,7 @@ class PosteriorCodes(CodeMethod):
             )
 
     @torch.no_grad()
-    def _vectors(self, reader: Reader, rows: Rows) -> tuple[Floats, Mask]:
+    def _vectors(self, reader: Reader, rows: Rows) -> tuple[Floats, NDArray[np.bool_]]:
         """Inputs of the class networks, float32 [n, W], centred, and the readable rows."""
         values, readable = reader.fetch(rows)
         x = self.backbone.input(to_input(values, torch.device("cpu"))).flatten(1)
@@ -447,11 +441,11 @@ class PosteriorCodes(CodeMethod):
     def optimizer(self, config: Config) -> torch.optim.Optimizer:
         """Adam, with larger steps for class networks that are perceptrons or over a pretrained
         network, and smaller ones for cosines over convolutions and for pretrained convolutions."""
-        head, classifier = self.backbone.head, self.classifier
-        perceptron, pretrained = isinstance(head, SubspaceHeads), config.network.weights != "none"
-        trunk_rate = 1.0 if perceptron or not (classifier or pretrained) else _CONVOLUTION_RATE
+        head, pretrained = self.backbone.head, config.network.weights != "none"
+        perceptron, cosines = isinstance(head, SubspaceHeads), self.prototypes is not None
+        trunk_rate = 1.0 if perceptron or not (cosines or pretrained) else _CONVOLUTION_RATE
         class_rate = _CLASS_RATE if perceptron or pretrained else trunk_rate
-        of_classes = {*head.parameters(), *(() if classifier is None else classifier.parameters())}
+        of_classes = {*head.parameters(), self.prototypes}
         groups = [
             {
                 "params": [
@@ -481,16 +475,16 @@ class PosteriorCodes(CodeMethod):
                 if confident.any():
                     x = torch.cat([x, distort(batch.x[n:][confident], batch.generator)])
         raw = self.features(x, amp)[1]
-        parts = {"classification": self._cross_entropy(raw[:n], shares(batch.y, raw))}
+        parts = {"classification": self._cross_entropy(raw[:n], shares(batch.y))}
         if targets is not None and len(raw) > n:
             consistency = self._cross_entropy(raw[n:], targets[confident])
             parts["consistency"] = confident.float().mean() * consistency
         if self.pseudo_labels is not None and len(raw) > n:
             p = torch.from_numpy(self.pseudo_labels.of(batch.unlabelled_rows)).to(raw.device)
             parts["propagation"] = self._cross_entropy(raw[n:], p)
-        if self.classifier is not None and self.entropy_weight and len(raw) > n:
+        if self.prototypes is not None and self.entropy_weight and len(raw) > n:
             directions = intra_normalize(reverse_gradient(raw[n:]), self.N)
-            parts["entropy"] = subspace_entropy(directions, self.classifier.raw, self.beta)
+            parts["entropy"] = subspace_entropy(directions, self.prototypes, self.beta)
         return weighted(
             parts,
             classification=loss.lambda1,
@@ -516,7 +510,7 @@ class PosteriorCodes(CodeMethod):
         config = self.eval().config
         outputs = [self.features(x) for x in sample(_ITEMS if final else _ITEMS // 2)]
         features, raw = (torch.cat(tensors) for tensors in zip(*outputs, strict=True))
-        K, seed = config.quantizer.codewords, config.training.seed
+        K, seed = self.K, config.training.seed
         w = UNSEEN_FEATURES if self.unseen else config.posterior.feature_weight
         check_rows(raw, K)
         p = self.mean_posterior(raw)

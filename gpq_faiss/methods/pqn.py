@@ -12,19 +12,18 @@ As α grows, the layer approaches the hard assignment used to encode items. The 
 x_m·c_m[b_m].
 
 The full paper was not available: the loss is as cited by others. Deviations: triplets are all those
-of a batch, not a selection per mini-epoch; sub-vectors have
-the length of the other methods (``quantizer.subdim``); similarities are multiplied by ``scale`` = 8
-in the loss, chosen on held-out items; with the paper's 1 the sigmoid is nearly linear.
+of a batch, not a selection per mini-epoch; sub-vectors have the length of the other methods
+(``quantizer.subdim``); similarities are multiplied by ``scale`` = 8 in the loss, chosen on held-out
+items; with the paper's 1 the sigmoid is nearly linear.
 """
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..losses.npair import label_pairs, masked_mean
-from ..nn.quantizer import Codebooks, intra_normalize, subspace_cosine
+from ..nn.quantizer import intra_normalize, random_directions, subspace_cosine, unit
 from .baseline import Baseline
 from .coders import ProductCoder
 from .trainable import TrainingBatch
@@ -37,7 +36,7 @@ def asymmetric_triplets(x: Tensor, q: Tensor, labels: Tensor, *, scale: float = 
     x are vectors and q quantised ones, float [B, D], with multi-hot labels [B, C]; O(B³) memory.
     """
     similarity = scale * (x @ q.T)
-    positive, negative = label_pairs(labels, x)
+    positive, negative = label_pairs(labels)
     anchor, positive_row = positive.nonzero(as_tuple=True)
     loss = (similarity[anchor] - similarity[anchor, positive_row][:, None]).sigmoid()
     return masked_mean(loss, negative[anchor])
@@ -50,9 +49,8 @@ class PQN(Baseline):
     """Sharpness of the soft assignment."""
 
     def build(self) -> None:
-        self.codewords = Codebooks(
-            self.M, self.K, self.d, generator=torch.Generator().manual_seed(self.seed)
-        )
+        draws = torch.Generator().manual_seed(self.seed)
+        self.codewords = random_directions(self.M, self.K, self.d, draws)
 
     def output_width(self) -> int:
         return self.M * self.d
@@ -61,7 +59,7 @@ class PQN(Baseline):
         return intra_normalize(raw, self.M).flatten(1)
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
-        x, Z = intra_normalize(self.raw(batch, amp), self.M), self.codewords()
+        x, Z = intra_normalize(self.raw(batch, amp), self.M), unit(self.codewords)
         weight = (self.alpha * subspace_cosine(x, Z)).softmax(dim=-1)
         # Unlike in GPQ's soft assignment, the result is not normalised: uncertain assignments are
         # short and count less.
@@ -70,4 +68,4 @@ class PQN(Baseline):
 
     @torch.no_grad()
     def coder(self) -> ProductCoder:
-        return ProductCoder(np.ascontiguousarray(self.codewords().float().cpu().numpy()))
+        return ProductCoder(unit(self.codewords).cpu().numpy())

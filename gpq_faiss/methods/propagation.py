@@ -21,12 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..progress import stage
+from .coders import Floats, Rows
 
 log = logging.getLogger(__name__)
-
-Floats = NDArray[np.float32]
-Rows = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 LEAST_WEIGHT = 0.15
 """Minimum weight of pseudo-labels relative to labels; below, the neighbour search is not worth its
@@ -76,7 +73,7 @@ class PseudoLabels:
 
 
 def propagate_labels(
-    vectors: Callable[[Rows], tuple[Floats, Mask]],
+    vectors: Callable[[Rows], tuple[Floats, NDArray[np.bool_]]],
     labelled: Rows,
     y: Floats,
     unlabelled: Rows,
@@ -161,7 +158,7 @@ def left_out_accuracy(graph: Any, labelled: Rows, y: Floats, seed: int) -> float
     return right / max(total, 1)
 
 
-def neighbour_graph(x: NDArray[np.float32], k: int = NEIGHBOURS) -> Any:
+def neighbour_graph(x: Floats, k: int = NEIGHBOURS) -> Any:
     """The graph ``D^-½ (A + Aᵀ) D^-½`` float32 [n, n] of ``x`` float32 [n, W], with ``A_ij =
     max(cos(x_i, x_j), 0)^4`` for the k items j nearest to i by cosine, of many items nearly so
     (:data:`_LIST`)."""

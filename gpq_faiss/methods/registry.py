@@ -267,7 +267,6 @@ METHODS: dict[str, MethodEntry] = {
         "SixClassifiers",
     ),
 }
-
 """Short name -> entry: GPQ and its variants, methods of this package, others in the order of the
 paper's tables, then baselines."""
 

@@ -89,7 +89,7 @@ class SSDH(Baseline):
             "embedding": contrast(
                 d, *batch_graph(deep.detach(), self.near, self.far), self.margin_pair
             ),
-            "classification": F.cross_entropy(logits[:n], shares(batch.y, logits)),
+            "classification": F.cross_entropy(logits[:n], shares(batch.y)),
         }
         if len(deep) > n:
             pairs = class_pairs(batch.y, logits[n:].detach())
@@ -102,7 +102,7 @@ def class_pairs(y: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
     U]. The class of an unlabelled row is the most probable of its logits [U, C]; the labelled rows
     have multi-hot labels [B, C]. The first leaves out pairs of a row with itself."""
     pseudo = F.one_hot(logits.argmax(dim=1), y.shape[1]).to(y.dtype)
-    shared = pseudo @ torch.cat([(y > 0).to(y.dtype), pseudo]).T > 0
+    shared = pseudo @ torch.cat([y, pseudo]).T > 0
     partners = shared.clone()
     partners[:, len(y) :].fill_diagonal_(False)
     return partners, ~shared

@@ -102,15 +102,15 @@ def make_discriminator(width: int, hidden: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(hidden, 1))
 
 
-def fixed(module: nn.Module) -> dict[str, Tensor]:
-    """The weights without gradients."""
+def detached_weights(module: nn.Module) -> dict[str, Tensor]:
+    """The weights of a network by name, for calls through which it gets no gradient."""
     return {name: p.detach() for name, p in module.named_parameters()}
 
 
 def draw_triplets(labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
     """For each row of multi-hot labels [B, C] a random row that shares a label and one that shares
     none, if both exist: int64 [T] each, with their anchors first; drawn on the CPU."""
-    positive, negative = label_pairs(labels.cpu(), torch.empty(0))
+    positive, negative = label_pairs(labels.cpu())
     a = (positive.any(1) & negative.any(1)).nonzero()[:, 0]
     if not len(a):
         return a, a, a
@@ -178,7 +178,7 @@ class SSGAH(Baseline):
         detached = synthetic[0].detach(), synthetic[1].detach()
         # Statistics of batch norms are of real items only.
         buffers = {name: b.clone() for name, b in self.extractor.named_buffers()}
-        frozen = buffers | fixed(self.extractor)
+        frozen = buffers | detached_weights(self.extractor)
         parts = {
             "rank": rank,
             "synthetic": self.synthetic_ranking(h, detached, buffers),
@@ -191,7 +191,7 @@ class SSGAH(Baseline):
             real = F.binary_cross_entropy_with_logits(logits, torch.full_like(logits, self.smooth))
             swapped = F.softplus(self.reality(draws, v[a], v[q], v[p])).mean()
             parts["discriminator"] = (parts["discriminator"] + swapped) / 2 + real
-        accepted = self.reality(draws, v, *synthetic, state=fixed(self.discriminator))
+        accepted = self.reality(draws, v, *synthetic, state=detached_weights(self.discriminator))
         parts["generator"] = F.softplus(-accepted).mean()  # -log D
         trust = min(1.0, max(0.0, 2 * batch.step / batch.steps - 0.5))
         return weighted(parts, synthetic=trust * self.synthetic, adversary=-self.adversary)

@@ -66,7 +66,7 @@ class SUBIC(Baseline):
         mean_entropy, frequency = -(z * log_z).sum() / len(z), z.mean(dim=0)
         # The logarithm of 0 would have an infinite gradient.
         batch_entropy = -torch.special.xlogy(frequency, frequency.clamp_min(1e-30)).sum()
-        classification = cross_entropy(log_p, shares(batch.y, log_p))
+        classification = cross_entropy(log_p, shares(batch.y))
         parts = {
             "classification": classification / math.log(self.n_classes),
             "mean_entropy": mean_entropy / _BIT / bits,

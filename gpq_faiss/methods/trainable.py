@@ -36,7 +36,8 @@ class TrainingBatch:
         y: multi-hot labels of the first B, float [B, C].
         step, steps: index of this step (from 0), and number of steps.
         generator: of this step, on the CPU so that seeds mean the same on every device.
-        rows, unlabelled_rows: int64 [B] and [U], rows in the data set.
+        positions: int64 [B], on the CPU: of the first B among the labelled training items.
+        unlabelled_rows: int64 [U], rows of the others in the data set.
     """
 
     x: Tensor
@@ -44,7 +45,7 @@ class TrainingBatch:
     step: int
     steps: int
     generator: torch.Generator
-    rows: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    positions: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     unlabelled_rows: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
 
@@ -125,13 +126,13 @@ class TrainableMethod(nn.Module, ABC):
         """Compute codewords from the network: before each validation, and after the training with
         ``final``; ``sample`` as in :meth:`before_step`."""
 
-    def after_step(self, step: int) -> None:
-        """Called after the optimizer's step ``step`` (from 0)."""
+    def after_step(self, step: int, steps: int) -> None:
+        """Called after step ``step`` (from 0) of ``steps``."""
 
 
 class CodeMethod(TrainableMethod):
-    """Base of the GPQ methods: from images or features to item and query vectors, M sub-vectors of
-    unit norm, with the codebooks of the items.
+    """Base of the GPQ methods, over any backbone: from images or features to item and query
+    vectors, M sub-vectors of unit norm, with the codebooks of the items.
 
     Attributes:
         asymmetric: whether queries and items have different vectors.
@@ -141,11 +142,10 @@ class CodeMethod(TrainableMethod):
     name = "gpq"
     asymmetric = False
     items_are_codewords = False
-    M: int
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, backbone: Backbone) -> None:
         super().__init__()
-        self.config, self.M = config, config.quantizer.codebooks
+        self.config, self.backbone, self.M = config, backbone, config.quantizer.codebooks
 
     @abstractmethod
     def codebooks(self) -> Tensor:
@@ -170,7 +170,7 @@ class CodeMethod(TrainableMethod):
     @torch.no_grad()
     def coder(self) -> ProductCoder:
         """Coder of the exported codebooks, inner product."""
-        return ProductCoder(np.ascontiguousarray(self.codebooks().float().cpu().numpy()))
+        return ProductCoder(self.codebooks().cpu().numpy())
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ in one linear layer ``head`` to D. Intra-normalisation is not part of it
 from __future__ import annotations
 
 import functools
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,10 +56,9 @@ class Normalisation(nn.Module):
         They are the mean of each dimension, and one standard deviation for all: the root of the
         mean variance.
         """
-        x = x.double()
-        mean = x.mean(0)
+        variance, mean = torch.var_mean(x.double(), dim=0, correction=0)
         self.mean.copy_(mean)
-        self.std.copy_((((x - mean) ** 2).sum(0) / len(x)).mean().sqrt().clamp_min(1e-12))
+        self.std.copy_(variance.mean().sqrt().clamp_min(1e-12))
 
 
 @dataclass(frozen=True)
@@ -189,19 +189,38 @@ class VGG(Backbone):
         return torch.cat([block.mean(dim=(2, 3)) for block in blocks], dim=1)
 
 
-class CNNF(Backbone):
+class Trunk(Backbone):
+    """Any module from normalised inputs, float [B, 3, S, S] or [B, W], to vectors [B, width]."""
+
+    def __init__(self, spec: BackboneSpec, trunk: nn.Module) -> None:
+        super().__init__(spec)
+        if not isinstance(trunk, nn.Module):
+            raise TypeError(f"a {type(trunk).__name__}: a torch.nn.Module is needed")
+        shape = (3, spec.image_size, spec.image_size) if spec.image_size else (spec.in_width,)
+        # Declared widths are not reliable: run the module.
+        with torch.no_grad():
+            out = trunk.eval()(torch.zeros(1, *shape))
+        if not isinstance(out, Tensor) or out.ndim != 2:
+            raise TypeError(f"it gives {type(out).__name__}, not one vector per item")
+        self.trunk = trunk.train()
+        self.head = make_head(int(out.shape[1]), spec.out_width)
+
+    def trunk_features(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.trunk(x))
+
+
+class CNNF(Trunk):
     """CNN-F (also VGG-F) up to full7, of Chatfield et al. (BMVC 2014).
 
     The paper is "Return of the Devil in the Details". Pools round up (as in Caffe), so 224 pixels
     give 54, 27, 13 and 6; other sizes are pooled to 6. LRN has 1e-4 per channel (torch divides its
     α by the size). There are no ImageNet weights to download: pass the path of a converted file
-    with the names of this module (``features.0.weight`` ... ``classifier.3.bias``).
+    with the names of this network (``features.0.weight`` ... ``classifier.3.bias``).
     """
 
     SMALLEST = 63
 
     def __init__(self, spec: BackboneSpec) -> None:
-        super().__init__(spec)
         lrn = nn.LocalResponseNorm(5, alpha=5e-4, beta=0.75, k=2.0)
         pool = nn.MaxPool2d(3, 2, ceil_mode=True)
         relu = nn.ReLU(inplace=True)
@@ -212,36 +231,27 @@ class CNNF(Backbone):
             *(nn.Conv2d(256, 256, 3, padding=1), relu),
             *(nn.Conv2d(256, 256, 3, padding=1), relu, pool),
         )
-        self.features, self.avgpool = features, nn.AdaptiveAvgPool2d(6)
-        self.classifier = nn.Sequential(
+        classifier = nn.Sequential(
             *(nn.Linear(256 * 6 * 6, 4096), relu, nn.Dropout(0.5)),
             *(nn.Linear(4096, 4096), relu, nn.Dropout(0.5)),
         )
         # After the classifier has been drawn: the weights of a seed depend on the order.
         _he_initialised(features)
-        self.head = make_head(4096, spec.out_width)
-
-    def trunk_features(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.classifier(self.avgpool(self.features(x)).flatten(1)))
+        layers = {"features": features, "avgpool": nn.AdaptiveAvgPool2d(6), "flatten": nn.Flatten()}
+        super().__init__(spec, nn.Sequential(OrderedDict(**layers, classifier=classifier)))
 
 
-class AlexNet(Backbone):
-    """AlexNet up to fc7 as in torchvision (Krizhevsky, arXiv 1404.5997), whose weights fit by
-    name."""
+class AlexNet(Trunk):
+    """AlexNet up to fc7, of torchvision (Krizhevsky, arXiv 1404.5997)."""
 
     SMALLEST = 63
 
     def __init__(self, spec: BackboneSpec) -> None:
-        super().__init__(spec)
         from torchvision.models import alexnet
 
         network = alexnet()
-        self.features, self.avgpool = network.features, network.avgpool
-        self.classifier = network.classifier[:-1]
-        self.head = make_head(4096, spec.out_width)
-
-    def trunk_features(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.classifier(self.avgpool(self.features(x)).flatten(1)))
+        network.classifier[-1] = nn.Identity()
+        super().__init__(spec, network)
 
 
 class MLP(Backbone):
@@ -270,26 +280,6 @@ class MLP(Backbone):
         if self.training and self.noise:
             x = x + self.noise * torch.randn(x.shape, device=x.device, dtype=x.dtype)
         return cast(Tensor, self.layers(x))
-
-
-class Trunk(Backbone):
-    """Any module from normalised inputs, float [B, 3, S, S] or [B, W], to vectors [B, width]."""
-
-    def __init__(self, spec: BackboneSpec, trunk: nn.Module) -> None:
-        super().__init__(spec)
-        if not isinstance(trunk, nn.Module):
-            raise TypeError(f"a {type(trunk).__name__}: a torch.nn.Module is needed")
-        shape = (3, spec.image_size, spec.image_size) if spec.image_size else (spec.in_width,)
-        # Declared widths are not reliable: run the module.
-        with torch.no_grad():
-            out = trunk.eval()(torch.zeros(1, *shape))
-        if not isinstance(out, Tensor) or out.ndim != 2:
-            raise TypeError(f"it gives {type(out).__name__}, not one vector per item")
-        self.trunk = trunk.train()
-        self.head = make_head(int(out.shape[1]), spec.out_width)
-
-    def trunk_features(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.trunk(x))
 
 
 def _timm(spec: BackboneSpec, pretrained: bool) -> Trunk:

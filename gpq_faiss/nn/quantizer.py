@@ -91,20 +91,10 @@ def reverse_gradient(x: Tensor) -> Tensor:
     return 2 * x.detach() - x  # exact: doubling is
 
 
-class Codebooks(nn.Module):
-    """The raw codewords Z, or the sub-prototypes W.
+def random_directions(M: int, n: int, d: int, generator: torch.Generator) -> nn.Parameter:
+    """Return a trainable parameter, float32 [M, n, d], of n random directions in each sub-space.
 
-    Z are M codebooks of n codewords of d dimensions, initialised with uniform random directions by
-    ``generator``. W are in each of M sub-spaces a cosine classifier over n classes, without bias.
-
-    Attributes:
-        raw: parameter, float32 [M, n, d], of any length; calling the module normalises it.
+    Codewords Z and sub-prototypes W, the weights of a cosine classifier in each sub-space, start
+    from them. In training their lengths change, which nothing depends on.
     """
-
-    def __init__(self, M: int, n: int, d: int, *, generator: torch.Generator) -> None:
-        super().__init__()
-        self.raw = nn.Parameter(unit(torch.randn(M, n, d, generator=generator)))
-
-    def forward(self) -> Tensor:
-        """Return the unit-norm vectors, float [M, n, d], differentiable with respect to ``raw``."""
-        return unit(self.raw)
+    return nn.Parameter(unit(torch.randn(M, n, d, generator=generator)))

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from ..errors import DataError, one_line
 from ..inputs import reading
@@ -48,7 +49,8 @@ def imagenet_state(backbone: str) -> dict[str, Tensor]:
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Read the tensors of a ``.safetensors`` or ``.pth`` file.
 
-    A ``.pth`` file holds a state dict, or one under "state_dict".
+    A ``.pth`` file holds a state dict, or one under "state_dict". Names lose the prefix of torch's
+    wrappers for several GPUs (``module.``), or of the models of this package.
 
     Raises:
         DataError: the file holds none.
@@ -66,15 +68,17 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         state = state.get("state_dict", state)
         if not all(isinstance(value, Tensor) for value in state.values()):
             raise TypeError("not a state dict of tensors")
+        for prefix in ("module.", "network.backbone."):
+            consume_prefix_in_state_dict_if_present(state, prefix)
         return dict(state)
 
 
 def load_into(module: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
     """Copy all tensors of a backbone from ``state``; additional tensors of ``state`` are ignored.
 
-    Names may have a prefix (``network.``, ``module.`` ...), and may lack ``trunk.``. The last layer
-    (``head.*``) and the statistics of the input (``input.*``) are loaded only if they fit.
-    ``source`` names the state in errors.
+    Names may lack ``trunk.``, as those of the network's own package do. The last layer (``head.*``)
+    and the statistics of the input (``input.*``) are loaded only if they fit. ``source`` names the
+    state in errors.
 
     Raises:
         DataError: a tensor is missing or has another shape; the module is then unchanged.
@@ -85,22 +89,15 @@ def load_into(module: nn.Module, state: Mapping[str, Tensor], source: str) -> No
         for k in current
         if not k.startswith(("head.", "input.")) and not k.endswith("num_batches_tracked")
     ] or list(current)
-    ends = needed[0], needed[0].removeprefix("trunk.")
-    prefixes = [name.removesuffix(end) for end in ends for name in state if name.endswith(end)]
-    spellings = [
-        {k: prefix + k.removeprefix(cut) for k in current}
-        for prefix in ("", *prefixes)
-        for cut in ("", "trunk.")
-    ]
-    names = max(spellings, key=lambda spelling: sum(name in state for name in spelling.values()))
     for key, target in current.items():
-        tensor = state.get(names[key])
+        name = key if key in state else key.removeprefix("trunk.")
+        tensor = state.get(name)
         if tensor is not None and tensor.shape == target.shape:
             current[key] = tensor
         elif key in needed:
             problem = "is missing" if tensor is None else f"has shape {list(tensor.shape)}"
             raise DataError(
-                f"{source}: tensor '{names[key]}' {problem} where the backbone has "
+                f"{source}: tensor '{name}' {problem} where the backbone has "
                 f"{list(target.shape)}: give the weights of this backbone, or set the "
                 "network.backbone of these"
             )

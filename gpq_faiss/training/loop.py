@@ -12,18 +12,16 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
 from ..config import Config, TrainingConfig
 from ..data.base import Dataset, ImageDataset, Reader
-from ..data.labels import Labels
 from ..data.protocols import Split
 from ..errors import DataError
 from ..evaluation.ranking import rank_codes
@@ -82,7 +80,6 @@ class _Losses(nn.Module):
         return losses["total"], {name: value.detach() for name, value in losses.items()}
 
 
-@dataclass
 class Training:
     """A training: its data, method and state. Rows are int64.
 
@@ -99,18 +96,28 @@ class Training:
         run: steps, log lines and best validation.
     """
 
-    config: Config
-    options: RunOptions
-    group: Group
-    device: torch.device
-    steps: int
-    reader: Reader
-    labels: Labels
-    labelled: NDArray[np.int64]
-    held_out: NDArray[np.int64]
-    pool: NDArray[np.int64]
-    method: TrainableMethod
-    run: RunState = field(default_factory=RunState)
+    def __init__(
+        self,
+        build: Builder,
+        reader: Reader,
+        split: Split,
+        config: Config,
+        options: RunOptions,
+        group: Group,
+    ) -> None:
+        self.config, self.options, self.group, self.reader = config, options, group, reader
+        self.device = torch.device(options.device)
+        # From here on only training labels are available.
+        self.labels = split.training_labels(reader.dataset.require_labels())
+        share, seed = config.training.validation, config.training.seed
+        self.held_out = hold_out(self.labels, split.labelled, share, seed)
+        self.labelled = np.setdiff1d(split.labelled, self.held_out)
+        is_few = len(split.unlabelled) < config.quantizer.codewords
+        self.pool = np.union1d(split.unlabelled, self.labelled) if is_few else split.unlabelled
+        classes = self.labels.n_classes
+        self.steps = count_steps(config.training, classes)
+        self.method: TrainableMethod = build(config, reader.dataset, reader.image_size, classes)
+        self.run = RunState()
 
     def seed(self, step: int) -> int:
         """Return the seed of the random numbers of a step, which differs between processes."""
@@ -158,7 +165,8 @@ class Training:
             if augment != "none":
                 x = random_flip_crop(x, generator, flip=augment == "flip-crop", colour=colour)
             y = torch.from_numpy(self.labels.dense(read[:n])).to(self.device)
-            yield TrainingBatch(x, y, step, self.steps, generator, read[:n], read[n:])
+            positions = torch.from_numpy(np.searchsorted(self.labelled, read[:n]))
+            yield TrainingBatch(x, y, step, self.steps, generator, positions, read[n:])
 
     def take_steps(self, optimizer: torch.optim.Optimizer, save: Callable[[], None]) -> None:
         """Take the remaining steps; ``save`` writes the checkpoint.
@@ -206,7 +214,7 @@ class Training:
             total, losses = compute(batch, self.options.amp)
         total.backward()
         optimizer.step()
-        self.method.after_step(batch.step)
+        self.method.after_step(batch.step, batch.steps)
         return dict(losses)
 
     def _validate(self, losses: dict[str, Tensor], rate: float) -> None:
@@ -275,14 +283,7 @@ def fit(
     Raises:
         DataError: a loss that is not finite, or unreadable data.
     """
-    group = group or Group()
-    # From here on only training labels are available.
-    labels = split.training_labels(dataset.require_labels())
-    held_out = hold_out(labels, split.labelled, config.training.validation, config.training.seed)
-    labelled = np.setdiff1d(split.labelled, held_out)
-    is_few = len(split.unlabelled) < config.quantizer.codewords
-    pool = np.union1d(split.unlabelled, labelled) if is_few else split.unlabelled
-    device, image_size = torch.device(options.device), 0
+    group, image_size = group or Group(), 0
     if isinstance(dataset, ImageDataset):  # as set, that of the data, or 224 if their sizes differ
         image_size = config.network.image_size or max(
             dataset.native_size or 224, config.smallest_image
@@ -291,26 +292,13 @@ def fit(
         # Each of several processes reads its own images only, a step ahead.
         if group.size == 1 or not image_size:
             reader.preload()
-        method = build(config, dataset, image_size, labels.n_classes)
+        task = Training(build, reader, split, config, options, group)
+        method, labelled = task.method, task.labelled
         with stage("statistics of inputs and labels"):
-            method.fit_inputs(reader, np.sort(np.concatenate([labelled, pool])))
-            unlabelled = np.setdiff1d(pool, labelled)
-            method.fit_labels(reader, labelled, labels.dense(labelled), unlabelled)
+            method.fit_inputs(reader, np.sort(np.concatenate([labelled, task.pool])))
+            method.fit_labels(reader, labelled, task.labels.dense(labelled), split.unlabelled)
         # Convolutions are up to twice as fast with channels last on both sides.
-        method.to(device).to(memory_format=torch.channels_last)
-        task = Training(
-            config,
-            options,
-            group,
-            device,
-            count_steps(config.training, labels.n_classes),
-            reader,
-            labels,
-            labelled,
-            held_out,
-            pool,
-            method,
-        )
+        method.to(task.device).to(memory_format=torch.channels_last)
         optimizer, checkpoint = method.optimizer(config), folder / CHECKPOINT
         if options.resume and checkpoint.exists():
             task.run = load_checkpoint(checkpoint, identity, method, optimizer)

@@ -87,9 +87,7 @@ def first_batch(dataset: Dataset, labelled: int, unlabelled: int, step: int = 0)
         x = torch.from_numpy(reader.fetch(rows)[0])
     y = torch.from_numpy(dataset.require_labels().dense(split.labelled[:labelled]))
     x = x.float() / 255 if x.dtype == torch.uint8 else x
-    return TrainingBatch(
-        x, y, step, 10, torch.Generator().manual_seed(0), split.labelled[:labelled]
-    )
+    return TrainingBatch(x, y, step, 10, torch.Generator().manual_seed(0), torch.arange(labelled))
 
 
 def made(name: str, dataset: Dataset, bits: int = 16) -> Any:

@@ -27,6 +27,7 @@ from gpq_faiss.methods.cnnh import descend, factorise
 from gpq_faiss.methods.dqn import pairwise_cosine
 from gpq_faiss.methods.dtq import group_hard_triplets
 from gpq_faiss.methods.kmeans import fit_codebooks
+from gpq_faiss.nn.quantizer import unit
 
 
 def drawn(seed=0):
@@ -38,13 +39,10 @@ def normal(*shape, seed=0):
 
 
 def some_labels(n, classes, seed):
-    """Several labels a row, and rows without any."""
-    return (torch.rand(n, classes, generator=drawn(seed)) < 0.4).double()
-
-
-def labels_of(ids, classes):
-    """One label a row; -1 is an unlabelled row."""
-    return torch.cat([torch.eye(classes), torch.zeros(1, classes)])[ids]
+    """One label a row, or several."""
+    y = (torch.rand(n, classes, generator=drawn(seed)) < 0.4).double()
+    y[torch.arange(n), torch.randint(classes, (n,), generator=drawn(seed))] = 1
+    return y
 
 
 def alike(y, i, j):
@@ -53,8 +51,7 @@ def alike(y, i, j):
 
 def triplets_of(y):
     """Anchors, positives and negatives."""
-    labelled = [i for i in range(len(y)) if y[i].any()]
-    for a, p, n in itertools.product(labelled, repeat=3):
+    for a, p, n in itertools.product(range(len(y)), repeat=3):
         if a != p and alike(y, a, p) and not alike(y, a, n):
             yield a, p, n
 
@@ -87,8 +84,7 @@ def test_losses_over_triplets_and_pairs(n, classes, margin, seed):
     a, p, n_ = ssgah.draw_triplets(y, drawn(seed))  # one for each anchor that has any
     assert set(zip(a.tolist(), p.tolist(), n_.tolist(), strict=True)) <= set(triplets_of(y))
     assert a.tolist() == sorted({anchor for anchor, _, _ in triplets_of(y)})
-    pairs = [(i, j) for i, j in itertools.product(range(n), repeat=2) if y[i].any() and y[j].any()]
-    identical = {pair: alike(y, *pair) for pair in pairs}
+    identical = {pair: alike(y, *pair) for pair in itertools.product(range(n), repeat=2)}
     theta, kinds = h @ h.T / 2, {True: [], False: []}
     for (i, j), equal in identical.items():
         if i != j:
@@ -103,7 +99,7 @@ def test_losses_over_triplets_and_pairs(n, classes, margin, seed):
 
 @pytest.mark.parametrize("margin", [0.0, 4.0])
 def test_every_pair_takes_one_negative_that_violates_the_margin(margin):
-    z, y = normal(10, 4), labels_of([0, 1, 0, -1, 2, 1, 0, 2, 1, 0], 3)
+    z, y = normal(10, 4), torch.eye(3)[[0, 1, 0, 1, 2, 1, 0, 2, 1, 0]]
     y[4, 0] = 1  # two labels
     candidates, result = defaultdict(set), defaultdict(set)
     for a, p, n in triplets_of(y):
@@ -139,9 +135,9 @@ def pqn_terms(method, batch):
     and network alike."""
     with torch.enable_grad():
         method.losses(batch, amp=False)["total"].backward()
-    assert bool(method.codewords.raw.grad.any(dim=2).all())
+    assert bool(method.codewords.grad.any(dim=2).all())
     assert all(p.grad is not None for p in method.parameters())
-    x, Z = method(batch.x[:12]).reshape(12, 4, -1), method.codewords()
+    x, Z = method(batch.x[:12]).reshape(12, 4, -1), unit(method.codewords)
     q = torch.stack(
         [torch.stack([(10 * Z[m] @ i[m]).softmax(0) @ Z[m] for m in range(4)]) for i in x]
     )
@@ -179,7 +175,7 @@ def ninh_terms(method, batch):
 
 
 def dqn_terms(method, batch):
-    method.fit_labels(None, batch.rows, None, None)
+    method.fit_labels(None, np.arange(12), None, None)
     assert parts_of(method, batch)["quantisation"] == 0  # until they are fitted
     method.fitted.fill_(True)
     error = error_of(method(batch.x[:12]).numpy(), method.codewords.numpy()) / 48
@@ -187,8 +183,8 @@ def dqn_terms(method, batch):
 
 
 def cnnh_terms(method, batch):
-    rows, y = np.concatenate([batch.rows, [10**6]]), sets_of_labels(13, 3, True, 3)
-    method.fit_labels(None, rows, y, None)
+    y = sets_of_labels(13, 3, True, 3)
+    method.fit_labels(None, np.arange(13), y, None)
     out = method(batch.x[:12]).double().tanh().numpy()
     return {"total": (1, np.square(out - factorise(y, 16)[:12]).mean())}
 
@@ -289,14 +285,14 @@ def groups(seed, n=60):
 def test_walks_from_near_anchors_have_the_probabilities_of_the_graph():
     graph, sample, x = BipartiteGraph(8, 3, 2), groups(0), groups(1, 10)
     graph.fit(sample, seed=0)
-    near, weight = graph.joined(x)
+    near, weight = graph.nearest_anchors(x)
     d, order = (x[:, None] - graph.anchors).square().sum(dim=2).sort(dim=1)
     assert torch.equal(near, order[:, :2])
     kernel = (-(d[:, :2] - d[:, :1]) / graph.bandwidth).exp()
     torch.testing.assert_close(weight, kernel / kernel.sum(dim=1, keepdim=True), atol=1e-3, rtol=0)
     # Steps sum over the items on the way: by the probability of each item, from an anchor.
     Z = np.zeros((len(sample), 8))
-    np.put_along_axis(Z, *(t.numpy() for t in graph.joined(sample)), axis=1)
+    np.put_along_axis(Z, *(t.numpy() for t in graph.nearest_anchors(sample)), axis=1)
     np.testing.assert_allclose(graph.steps.numpy(), (Z / Z.sum(0)).T @ Z, atol=1e-5)
     walks = graph.walk(x[:1].expand(20_000, -1), drawn())
     first = torch.zeros(8).scatter_(0, near[0], weight[0])

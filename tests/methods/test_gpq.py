@@ -49,12 +49,12 @@ def test_a_variant_is_its_losses(variant, base):
     if variant != "gpq-h":
         weights |= {"classification": config.loss.lambda1, "entropy": -config.loss.lambda2}
         W, beta, remaining = (
-            net.classifier.raw,
+            net.prototypes,
             config.beta,
             intra_normalize(net.backbone(x[12:]), 3),
         )
         kind = "paper" if config.method == "gpq-printed" else "code"
-        expected["classification"] = subspace_classification(labelled, W, shares(y, x), beta, kind)
+        expected["classification"] = subspace_classification(labelled, W, shares(y), beta, kind)
         expected["entropy"] = subspace_entropy(remaining, W, beta)
         # Raised by the classifier, lowered by the network (eq. 4).
         for parameter, sign in ((W, 1), (net.backbone.head.weight, -1)):
@@ -72,7 +72,7 @@ def test_a_variant_is_its_losses(variant, base):
     )
     parts["total"].backward()
     # Without a classifier the sub-prototypes still carry z' = s(z; α, W).
-    assert net.classifier.raw.grad.any()
+    assert net.prototypes.grad.any()
 
 
 # The preset "authors"

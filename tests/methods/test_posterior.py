@@ -117,7 +117,7 @@ def test_the_posterior_averages_the_networks_and_is_tempered_for_items():
     raw = net.features(items(50))[1].detach()
     parts, entry = raw.reshape(50, 4, CLASS_DIM), []
     for n in range(4):
-        W = net.classifier.raw[n] / net.classifier.raw[n].norm(dim=1, keepdim=True)
+        W = net.prototypes[n] / net.prototypes[n].norm(dim=1, keepdim=True)
         v = parts[:, n] / parts[:, n].norm(dim=1, keepdim=True)
         entry.append(torch.softmax(net.beta * v @ W.T, dim=1))
     p = net.posterior(raw)
@@ -316,14 +316,14 @@ def test_networks_lower_the_entropy_that_the_classifier_raises():
         built.config.loss,
     )
     v = net.features(batch().x)[1].reshape(45, 4, CLASS_DIM)
-    v, W = v / v.norm(dim=2, keepdim=True), net.classifier.raw
-    classification = subspace_classification(v[:15], W, shares(batch().y, v), beta)
+    v, W = v / v.norm(dim=2, keepdim=True), net.prototypes
+    classification = subspace_classification(v[:15], W, shares(batch().y), beta)
     entropy = subspace_entropy(v[15:], W, beta)
     total = loss.lambda1 * classification - loss.lambda2 * entropy
     names, parameters = zip(*built.named_parameters(), strict=True)
     # None of the codewords.
     assert set(names) == {
-        "classifier.raw",
+        "prototypes",
         *(f"backbone.head.{name}" for name in ("into", "bias", "out")),
     }
     for name, plain, sign in (("classification", classification, 1), ("entropy", entropy, -1)):
@@ -334,9 +334,7 @@ def test_networks_lower_the_entropy_that_the_classifier_raises():
         )
         for parameter, ours, theirs in zip(names, result, expected, strict=True):
             assert theirs.abs().max() > 1e-5
-            torch.testing.assert_close(
-                ours, theirs if parameter == "classifier.raw" else sign * theirs
-            )
+            torch.testing.assert_close(ours, theirs if parameter == "prototypes" else sign * theirs)
     torch.testing.assert_close(parts["total"], total)
     assert set(built.losses(batch(unlabelled=0), amp=False)) == {"total", "classification"}
 
@@ -350,10 +348,10 @@ def test_few_classes_over_convolutions_are_learnt_by_a_plain_classifier(n):
     }
     config = config_of().with_settings(changes)
     net = build_network(config, {"kind": "images", "image_size": 16}, n).eval()
-    assert (net.classifier is None) == (n <= 32)
+    assert (net.prototypes is None) == (n <= 32)
     x, y = torch.rand(6, 3, 16, 16), torch.eye(n)[torch.arange(6) % n]
     raw = net.features(x)[1]
-    if net.classifier is None:
+    if net.prototypes is None:
         torch.testing.assert_close(net.posterior(raw), raw.softmax(dim=1))
         loss = net.losses(TrainingBatch(x, y, 3, 10, torch.Generator()), amp=False)["total"]
         torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(raw, y))

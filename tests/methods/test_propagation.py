@@ -171,13 +171,13 @@ def test_every_unlabelled_item_learns_its_pseudo_label(data):
         data.read(np.concatenate([labelled, unlabelled_rows])).astype(np.float32)
     )
     batch = TrainingBatch(
-        items, torch.from_numpy(y), 0, 10, torch.Generator(), labelled, unlabelled_rows
+        items, torch.from_numpy(y), 0, 10, torch.Generator(), torch.arange(4), unlabelled_rows
     )
     parts = method.losses(batch, amp=False)
     net = method
     expected = subspace_classification(
         intra_normalize(net.features(items[4:])[1], net.N),
-        net.classifier.raw,
+        net.prototypes,
         torch.from_numpy(targets[np.searchsorted(rows, unlabelled_rows)]).float(),
         method.config.beta,
     )
