@@ -75,9 +75,7 @@ def classes_of(names: Sequence[str]) -> list[str]:
         paths = _below_parents([path[1:] if path and path[0] in splits else [] for path in paths])
     if _are_domains(paths):
         paths = [path[1:] for path in paths]
-    return [
-        "" if not path or path[0].lower() in _FOLDERS["unlabelled"] else path[0] for path in paths
-    ]
+    return [path[0] if path and _part_of(path[0]) != "unlabelled" else "" for path in paths]
 
 
 def _first(paths: Iterable[list[str]]) -> set[str]:
