@@ -17,10 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gpq_faiss.data.base import Dataset, FeatureDataset
+from gpq_faiss.data.base import Dataset, FeatureDataset, Reader
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.data.open import open_data
-from gpq_faiss.data.reader import Reader
 from gpq_faiss.errors import DataError, GpqError, UsageError
 from gpq_faiss.evaluation.ranking import RankingResult, rank_codes
 from gpq_faiss.experiment.runs import describe_machine, machine_line

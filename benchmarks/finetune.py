@@ -28,8 +28,7 @@ from torch.nn import functional
 
 import gpq_faiss as gpq
 from gpq_faiss.config import Config
-from gpq_faiss.data.base import Dataset
-from gpq_faiss.data.reader import Reader
+from gpq_faiss.data.base import Dataset, Reader
 from gpq_faiss.errors import optional
 from gpq_faiss.evaluation.neighbour_recall import nearest, spaced_queries
 from gpq_faiss.experiment.grid import Grid, grid_from

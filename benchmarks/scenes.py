@@ -38,10 +38,9 @@ from common import (
 )
 
 from gpq_faiss.config import codebooks_for_bits, preset, validate
-from gpq_faiss.data.base import FeatureDataset
+from gpq_faiss.data.base import FeatureDataset, Reader
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.protocols import make_split
-from gpq_faiss.data.reader import Reader
 from gpq_faiss.errors import DataError, optional
 from gpq_faiss.evaluation.ranking import RankingResult
 from gpq_faiss.evaluation.tables import render, summarise

@@ -1,6 +1,5 @@
 """The commands of ``gpq`` but for ``gpq experiment``: they parse, call the library and print."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -136,13 +135,13 @@ Memory does not grow with the data. The same command continues an interrupted ru
 unless the data have changed: names, sizes, labels and samples of the content are compared.
 --overwrite runs the network again.
 
-With --ray, the codes are written in shards, files of shard_items items each, into the folder --out;
-existing shards of the same model and data are kept.
+With --ray, the workers of a cluster run the network. Only the codes are written, as with
+--no-features; either command continues what the other has begun.
 
 \b
 Examples:
   gpq encode model features:clip.npy --out codes.h5
-  gpq encode model features:clip.npy --ray auto --out codes
+  gpq encode model features:clip.npy --ray auto --out codes.h5
 
 {common.DATA_HELP}
 """
@@ -159,7 +158,7 @@ Examples:
 @click.option("--amp", is_flag=True, help="Run the backbone in bf16.")
 @click.option(
     "--ray",
-    metavar="ADDRESS[,workers=N][,shard_items=N]",
+    metavar="ADDRESS",
     help="Run on a Ray cluster: local (only this machine), auto (a cluster running here), or "
     "HOST:PORT. Its nodes must see the same files under the same paths (docs/scale.md).",
 )
@@ -176,15 +175,12 @@ def encode(
     data_args: dict[str, Any],
     **options: Any,
 ) -> None:
-    opening = partial(gpq.open_data, data, labels=labels, **data_args)
-    if ray is not None:
-        address, *numbers = ray.split(",")
-        kinds = dict.fromkeys(("workers", "shard_items"), click.INT)
-        cluster = gpq.RayCluster(address, **common.pairs("--ray ADDRESS,", numbers, kinds))
-        paths = gpq.encode_on_ray(data=opening, out=out, cluster=cluster, **options)
-        common.emit(f"{out}: {len(paths):,} shards of codes")
-        return
-    path = gpq.encode(data=opening(), out=out, keep_features=not no_features, **options)
+    if ray is None:
+        dataset = gpq.open_data(data, labels=labels, **data_args)
+        path = gpq.encode(data=dataset, out=out, keep_features=not no_features, **options)
+    else:
+        options |= {"labels": labels, **data_args}
+        path = gpq.encode_on_ray(data=data, out=out, address=ray, **options)
     with gpq.RowReader(path) as reader:
         common.emit(f"{path}: {reader.ntotal:,} codes of {reader.header.width} bytes")
 

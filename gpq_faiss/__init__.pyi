@@ -1,4 +1,3 @@
-from .cluster.encode_on_ray import RayCluster as RayCluster
 from .cluster.encode_on_ray import encode_on_ray as encode_on_ray
 from .config import Config as Config
 from .config import preset as preset

@@ -23,9 +23,8 @@ from pydantic import BaseModel, Field, Json, NonNegativeInt, PositiveInt, Valida
 
 from .codes.checks import check_vectors, named_rows
 from .codes.encode import encode as encode_vectors
-from .data.base import Dataset, FeatureDataset
+from .data.base import Dataset, FeatureDataset, Reader
 from .data.images import ENCODED, as_array, resize_square, to_pixels
-from .data.reader import Reader
 from .errors import DataError, MismatchError, UsageError, needs, one_line, optional
 from .inputs import reading
 from .progress import stage
@@ -154,10 +153,10 @@ class Embedder(ABC):
                 f"{self.source} takes {self.input_kind}, but {dataset.name} holds {dataset.kind}: "
                 "give the kind of data that the model was trained on"
             )
-        if isinstance(dataset, FeatureDataset) and dataset.width != self.input_width:
+        if isinstance(dataset, FeatureDataset) and dataset.matrix.shape[1] != self.input_width:
             raise MismatchError(
                 f"{self.source} takes features of width {self.input_width}, but {dataset.name} has "
-                f"width {dataset.width}: give features from the same extractor"
+                f"width {dataset.matrix.shape[1]}: give features from the same extractor"
             )
         if self.scale and isinstance(dataset, FeatureDataset):
             message = scale_warning(self.scale, typical_scale(dataset), len(dataset))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import glob
 import os
 import re
 import tomllib
@@ -103,3 +104,96 @@ def check_memory(
                 f"{subject}: {needed / 1e9:,.1f} GB of memory are needed, {free / 1e9:,.1f} GB are "
                 f"free: {remedy}"
             )
+
+
+# Forms of files ----------------------------------------------------------------------------------
+
+ENDINGS = {
+    **{".npy": "npy", ".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5", ".parquet": "parquet"},
+    **{".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".csv": "csv", ".tsv": "csv"},
+    **{".jsonl": "json", ".ndjson": "json", ".json": "JSON of records"},
+}
+"""Form of a table by the ending of its file."""
+_PICKLE = "it can run code, so it is not loaded: save arrays as .npy, tables as .parquet"
+_MATLAB, _UNPACK = "save its arrays as .npy or .npz", "extract it, and give what is in it"
+_MAGIC: dict[bytes, tuple[str, str]] = {
+    **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), ("csv", "")),
+    b"\x93NUMPY": ("npy", ""),
+    b"\x89HDF": ("hdf5", ""),
+    b"PAR1": ("parquet", ""),
+    b"ARROW1": ("arrow", ""),
+    b"\xff\xff\xff\xff": ("a stream of Arrow", ""),
+    b"version https://git-lfs": ("a pointer of Git LFS", "run git lfs pull"),
+    **dict.fromkeys(
+        (b"<!DOCTYPE", b"<!doctype", b"<html", b"<?xml"),
+        ("a page of HTML or XML", "download the file itself"),
+    ),
+    b"MATLAB": ("a MATLAB file", _MATLAB),
+    b"SQLite format 3": ("an SQLite database", "export the table as CSV"),
+    b"%PDF": ("a PDF", "export its table as CSV"),
+    b"\xd0\xcf\x11\xe0": ("an Excel sheet", "save it as CSV"),
+    **dict.fromkeys((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"(\xb5/\xfd"), ("compressed", _UNPACK)),
+    b"PK": ("a zip archive", _UNPACK),
+    **dict.fromkeys((b"Rar!", b"7z\xbc\xaf"), ("an archive", _UNPACK)),
+    **dict.fromkeys([bytes((0x80, version)) for version in range(2, 6)], ("a pickle", _PICKLE)),
+    **dict.fromkeys(
+        (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF"),
+        ("an image", "images are read by folder:DIR, or listed in a table of their paths"),
+    ),
+}
+"""First bytes of files -> their form; forms that are not read have a remedy."""
+_UNREAD = (
+    *(".yaml", ".yml", ".xml", ".pkl", ".pickle", ".mat", ".xls", ".orc"),
+    *(".fvecs", ".bvecs", ".fbin"),
+)
+_ZIPS = {
+    **{".npz": ("npz", ""), ".xlsx": ("an Excel sheet", "save it as CSV")},
+    **dict.fromkeys((".pt", ".pth"), ("a PyTorch file", _PICKLE)),
+}
+"""Zip archives by the endings of their files, and endings of forms that are not read."""
+
+
+def natural_order(name: str) -> list[tuple[int, str]]:
+    """Return a key for sorting by the numbers in names: 2 before 10."""
+    return [
+        (int(word), "") if word.isdecimal() else (-1, word) for word in re.split(r"(\d+)", name)
+    ]
+
+
+def files_of(path: str | os.PathLike[str]) -> list[Path]:
+    """Return the files of a path or a pattern (``*``, ``?``, ``[0-9]``) in numeric order.
+
+    Raises DataError: no file matches the pattern.
+    """
+    text = os.path.expanduser(path)
+    is_pattern = glob.has_magic(text) and not os.path.exists(text)
+    names = sorted(glob.glob(text), key=natural_order) if is_pattern else [text]
+    if not names:
+        raise DataError(f"{text}: no file matches this pattern")
+    return list(map(Path, names))
+
+
+def file_form(path: Path, description: str) -> tuple[str, str]:
+    """Return the form of a file by its content, else by its ending, ``text`` for other texts; and,
+    if no data is read from such files, a remedy.
+
+    Raises DataError: as :func:`check_file`.
+    """
+    with reading(path, description), path.open("rb") as file:
+        head = file.read(512)
+    ending = path.suffix.lower()
+    form, remedy = next(
+        (form for start, form in _MAGIC.items() if head.startswith(start)),
+        (ENDINGS.get(ending, "text"), ""),
+    )
+    if form == "a zip archive":
+        form, remedy = _ZIPS.get(ending, (form, remedy))
+    if head[8:10] == b'{"':
+        form, remedy = "a safetensors file", "save its arrays as .npy or .npz"
+    elif head[:1] == b"I" and head[:4].isalnum() and b"\0" in head:
+        form, remedy = "a Faiss index", "save the vectors that it was built from as .npy"
+    elif not head:
+        form, remedy = "empty", "make or copy it again"
+    elif form == "text" and (b"\0" in head or ending in _UNREAD):
+        form, remedy = f"a {ending or 'binary'} file", f"save it as one of {', '.join(ENDINGS)}"
+    return form, remedy

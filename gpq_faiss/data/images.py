@@ -125,10 +125,13 @@ def resize_square(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
 
 
 def without_gradient(value: Any) -> Any:
-    """Return a tensor on any device as an array; other objects unchanged."""
+    """Return a tensor, a sparse or a masked array (masked: None) as an array; other objects
+    unchanged."""
     value = value.toarray() if hasattr(value, "toarray") else value  # sparse, of scipy
+    if isinstance(value, np.ma.MaskedArray):
+        value = np.array(value.tolist(), object)
     if not hasattr(value, "detach"):
-        return value
+        return np.asarray(value) if isinstance(value, np.ndarray) else value
     value = value.detach().cpu().to_dense()
     return (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
 
@@ -142,7 +145,8 @@ def as_array(value: Any, location: str) -> NDArray[Any]:
     array = checks.as_array(without_gradient(value), location)
     if array.dtype.kind not in "fiu":
         raise DataError(
-            f"{location}: {type(value).__name__} is not an array of numbers, nor an image"
+            f"{location}: {type(value).__name__} of {array.dtype} is not an array of numbers, nor "
+            "an image"
         )
     return array
 

@@ -13,7 +13,7 @@ import contextlib
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -35,6 +35,7 @@ ROW = re.compile(rf"\[?\s*{_CELL}([\s,;]+{_CELL})+\s*\]?", re.IGNORECASE)
 MISSING = frozenset(["", "nan", "na", "n/a", "#n/a", "null", "none", "nat", "<na>", "?", "-", "--"])
 """Texts, in lower case, that mean "no label" where all other labels are numbers."""
 
+YES, NO = ["1", "1.0", "True", "true"], ["0", "0.0", "False", "false"]
 Rows = slice | NDArray[Any]
 
 
@@ -151,10 +152,10 @@ class Labels:
         items = [[text for text in row if text not in ("", "-1")] for row in items]
         texts = {text for row in items for text in row}
         widths = {len(row) for row in items if row}
-        are_bits = texts <= {"0", "1"} and max(widths, default=0) > 1
+        are_bits = texts <= {*YES, *NO} and max(widths, default=0) > 1
         if are_bits and len(widths) == 1:
             unlabelled = ["0"] * max(widths)
-            return cls.from_multihot(np.array([row or unlabelled for row in items]) == "1")
+            return cls.from_multihot(np.isin([row or unlabelled for row in items], YES))
         is_repeated = is_numbers and any(len({*row}) < len(row) for row in items)
         if is_repeated and (are_bits or len(widths) == 1):
             raise DataError(
@@ -262,8 +263,8 @@ def labels_of(values: Any, source: str) -> Labels:
     with errors_of(source):
         if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
             if values.ndim < 2 or values.shape[1] == 1:
-                labels = Labels.from_ids(values.reshape(-1))
-                return labels.at(np.arange(len(labels)))  # over the classes that occur
+                # Over the classes that occur.
+                return Labels.from_ids(values.reshape(-1)).at(np.arange(len(values)))
             return Labels.from_multihot(
                 np.where(np.isnan(values).all(axis=1, keepdims=True), 0, values)
             )
@@ -283,15 +284,18 @@ def named(value: Any, class_names: Sequence[str]) -> Any:
 def _texts(value: Any) -> tuple[str, ...]:
     """Return the texts of a label: none, one, or those of the items of a list, a set or a text.
 
-    Raises DataError: a dict, or a list in a list.
+    Raises DataError: a dict, a list in a list, or another object.
     """
-    value = value.tolist() if hasattr(value, "tolist") else value
-    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+    if isinstance(value, str):
         return _texts_of(value)
-    items = [item.tolist() if hasattr(item, "tolist") else item for item in value]
-    is_nested = any(isinstance(x, Iterable) and not isinstance(x, str | bytes) for x in items)
-    if is_nested or isinstance(value, Mapping | bytearray):
-        raise DataError("a label is a dict or a list in a list: names or numbers are needed")
+    value = value.tolist() if hasattr(value, "tolist") else value
+    is_list = isinstance(value, Iterable) and not isinstance(value, bytes | bytearray | Mapping)
+    items = list(value) if is_list else [value]
+    items = [item.tolist() if hasattr(item, "tolist") else item for item in items]
+    for item in items:
+        is_list = isinstance(item, Iterable) and not isinstance(item, str | bytes)
+        if is_list or not isinstance(item, Hashable):
+            raise DataError(f"a label is a {type(item).__name__}: names or numbers are needed")
     items = sorted(items, key=str) if isinstance(value, Set) else items
     return tuple([text for item in items for text in _texts_of(item)])
 
@@ -330,10 +334,7 @@ def label_notes(labels: Labels, source: tuple[str, str]) -> list[str]:
     missing = ", ".join(repr(name) for name in labels.class_names if name.lower() in MISSING)
     single = int((counts == 1).sum())
     alone, largest = labels.take(slice(0, 1)).counts() * (counts == 1), int(counts.argmax())
-    words = {name: re.split(r"[\s,;]+", name) for name in labels.class_names}
-    joined = [name for name, parts in words.items() if len(parts) > 1 and {*parts} <= {*words}]
     doubts = [
-        (joined, f"{', '.join(joined[:3])}: separate several labels of an item by |"),
         (
             counts[largest] == len(labels) > 1,
             f"every item has {labels.class_names[largest]!r}: then no result can be wrong",

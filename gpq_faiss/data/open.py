@@ -6,45 +6,29 @@ import logging
 import os
 import re
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
-from operator import itemgetter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import DataError, UsageError, one_line, optional
-from ..files import cache_folder, content_of, fingerprint, read_json
+from ..files import cache_folder, content_of, fingerprint
 from ..ids import read_ids
-from ..inputs import read_text, reading
-from ..store.hdf5 import as_texts
+from ..inputs import ENDINGS, files_of, natural_order, read_text
 from .base import Dataset, FeatureDataset, ImageDataset, image_files, images_in_memory
-from .images import ENCODED, IMAGE_SUFFIXES, as_array, without_gradient
+from .images import ENCODED, IMAGE_SUFFIXES, as_array, is_image_name, to_pixels, without_gradient
 from .labels import (
-    ROW,
-    WHOLE,
     Labels,
-    composed,
     label_notes,
     labels_of,
     named,
-    plain_text,
 )
+from .matching import with_labels, with_names
 from .standard import open_digits, open_folder, open_nuswide, open_published
-from .tables import (
-    ENDINGS,
-    Options,
-    Table,
-    file_form,
-    files_of,
-    frame_table,
-    natural_order,
-    open_tables,
-    usual,
-)
+from .tables import Options, Table, frame_table, open_tables, usual
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +57,7 @@ def open_table(name: str, table: Table, o: Options, mark: str = "", folder: str 
             matrix=matrix,
             **attributes,
         )
-    if table.kinds[image] != "image":
+    if table.kinds[image] not in ("image", "bytes"):
         listed = table.texts(image).tolist()
         folder = folder if o.root is None else os.path.expanduser(o.root)
         paths = [os.path.join(folder, text.replace("\\", "/")) for text in listed]
@@ -122,7 +106,7 @@ def open_files(path: str, o: Options, *, form: str = "features") -> Dataset:
         if len(files) == len(metadata) and numbers[0] != numbers[1]:
             raise DataError(f"{name}: the files of img_emb and metadata have different numbers")
         table = Table(table.source, table.arrays, open_tables(metadata).data)
-    if table.of_kind("image") and o.vectors is None:
+    if table.of_kind("image", "bytes") and o.vectors is None:
         return _open_by_datasets("parquet", name, list(map(str, files)), mark, o)
     return open_table(name, table, o, mark, str(files[0].parent))
 
@@ -145,13 +129,10 @@ def open_list(path: str, o: Options) -> Dataset:
     file = files_of(path)[0]
     text = read_text(file, "a list of images")
     lines = re.findall(r"^[ \t]*(\S.*?)((?:[ \t]+-?\d+)*)[ \t]*$", text, re.MULTILINE)
-    with reading(file, "a list of paths, each with 0 or 1 for every class, or one class number"):
-        labels = np.array([numbers.split() for _, numbers in lines], np.int64)
-    images = np.array([name for name, _ in lines], np.str_)
-    label: Any = labels[:, 0].astype(np.str_) if labels.shape[1:] == (1,) else labels
+    paths, labels = np.array(lines, np.str_).reshape(-1, 2).T
     return open_table(
         f"list:{path}",
-        Table(str(file), {"image": images} | ({"label": label} if label.size else {})),
+        Table(str(file), {"image": paths, "label": labels}),
         replace(o, image_column="image"),
         folder=str(file.parent),
     )
@@ -239,11 +220,12 @@ def open_hf(source: Any, o: Options, name: str = "", mark: str = "") -> Dataset:
 
 
 def open_array(values: Any, o: Options) -> Dataset:
-    """Open vectors, numbers [N, width], or images, uint8 [N, H, W], [N, H, W, 3] or [N, 3, H, W].
+    """Open vectors, numbers [N, width], or images, uint8 or floats from 0 to 1, [N, H, W],
+    [N, H, W, 3] or [N, 3, H, W].
 
     Raises DataError: neither vectors nor images.
     """
-    array = as_array(values[:], "the array")
+    array = as_array(without_gradient(values)[:], "the array")
     if array.ndim < 3:
         return FeatureDataset(
             name="array",
@@ -252,14 +234,8 @@ def open_array(values: Any, o: Options) -> Dataset:
             ),
             matrix=array,
         )
-    planes = array.ndim == 4 and array.shape[3] != 3 and array.shape[1] == 3
-    pixels = array.transpose(0, 2, 3, 1) if planes else array
-    if pixels.dtype != np.uint8 or pixels.shape[3:] not in ((), (3,)):
-        raise DataError(
-            f"array is {array.dtype} {list(array.shape)}"
-            f": images are uint8 [N, H, W(, 3)], vectors are numbers [N, width]"
-        )
-    return images_in_memory("array", pixels)
+    to_pixels(array[0], "the array's first image")
+    return images_in_memory("array", array)
 
 
 def _targets(source: Any) -> tuple[Any, Any]:
@@ -280,12 +256,14 @@ def _targets(source: Any) -> tuple[Any, Any]:
             return np.concatenate([targets for targets, _ in parts]), parts[0][1]
     if getattr(source, "target_transform", None) is not None:
         return None, None
-    return without_gradient(getattr(source, "targets", None)), getattr(source, "classes", None)
+    names = getattr(source, "classes", None)
+    names = list(names) if isinstance(names, Sequence | np.ndarray) else None
+    return without_gradient(getattr(source, "targets", None)), names
 
 
 def open_items(source: Any, o: Options) -> Dataset:
     """Open a list or a map-style data set of images, in any form that :func:`.images.to_pixels`
-    takes, of vectors, or of these and a label.
+    takes, of vectors, or of these and a label, as a pair or a dict.
 
     They are read on demand, by one thread at a time, so the source must return the same image each
     time. Labels are its ``targets``, else in the items, which are then all read.
@@ -298,6 +276,9 @@ def open_items(source: Any, o: Options) -> Dataset:
     def item(i: int) -> Any:
         with lock:
             value = source[i]
+        if isinstance(value, Mapping):
+            image = usual("images", value) or usual("vectors", value)
+            value = value.get(image), value.get(usual("labels", value))
         is_tuple = isinstance(value, tuple) or (isinstance(value, list) and len(value) == 2)
         return (*value, None)[:2] if is_tuple else (value, None)
 
@@ -307,7 +288,7 @@ def open_items(source: Any, o: Options) -> Dataset:
         targets = [item(i)[1] for i in range(len(paths))] if targets is None else targets
         attributes = {
             "labels": Labels.from_ids(targets, classes)
-            if classes
+            if classes and {*map(type, targets)} <= {int, np.int64}
             else labels_of(targets, "labels"),
             "label_source": (name, "in its items"),
         }
@@ -366,8 +347,11 @@ def form_of(path: str) -> str:
         names = {name for name in os.listdir(local) if name[0] != "."}
         if names & {"dataset_info.json", "dataset_dict.json"}:
             return "hf"
-        has_classes = any(os.path.isdir(os.path.join(local, name)) for name in names - {"data"})
-        is_table = "img_emb" in names or (tables_in(Path(local)) and not has_classes)
+        is_folder = any(
+            is_image_name(name) or os.path.isdir(os.path.join(local, name))
+            for name in names - {"data"}
+        )
+        is_table = "img_emb" in names or (tables_in(Path(local)) and not is_folder)
         return "nuswide" if "ImageList" in names else "features" if is_table else "folder"
     form = _ENDINGS.get(os.path.splitext(path)[1].lower())
     if form is None and not os.path.exists(local):
@@ -409,7 +393,7 @@ def open_data(
     Args:
         source: one of :data:`FORMS`; a path (:func:`form_of`); a table of
             pandas, pyarrow and others in Arrow's form, a Hugging Face data set, an array or tensor
-            (numbers [N, width] or images uint8 [N, H, W(, 3)]), a map-style data set of torch, or a
+            (numbers [N, width] or images [N, H, W(, 3)]), a map-style data set of torch, or a
             :class:`.base.Dataset`.
         labels: files of labels in the order of the items, or of a table that names items by id or
             name; a column of the source; or the labels themselves, in the order of the items, or
@@ -451,12 +435,11 @@ def open_data(
             columns["with_labels"] = "label" not in attached
     dataset = opener(opened, replace(options, **columns))
     if "name" in attached:
-        dataset = _with_names(dataset, attached["name"])
+        dataset = with_names(dataset, attached["name"])
     if "id" in attached:
         dataset = replace(dataset, ids=read_ids(without_gradient(attached["id"])))
     if "label" in attached:
-        index = source.index.tolist() if hasattr(source, "iloc") else None
-        dataset = _with_labels(dataset, attached["label"], options, index)
+        dataset = with_labels(dataset, attached["label"], options, getattr(source, "index", None))
     return source if isinstance(source, Dataset) and not attached else _completed(dataset)
 
 
@@ -477,200 +460,3 @@ def _completed(dataset: Dataset) -> Dataset:
         labels=labels,
         notes=notes,
     )
-
-
-# Labels and names beside the data -----------------------------------------------------------------
-
-
-def _with_names(dataset: Dataset, names: Any) -> Dataset:
-    """Return a data set with other names: the names, or a text with one per line."""
-    is_file = isinstance(names, str | os.PathLike)
-    names = read_text(Path(names).expanduser(), "names").splitlines() if is_file else names
-    return replace(dataset, texts=dataset.texts | {"name": as_texts(map(plain_text, names))})
-
-
-def _with_labels(
-    dataset: Dataset, labels: Any, o: Options, index: list[Any] | None = None
-) -> Dataset:
-    """Return a data set with other labels.
-
-    Args:
-        labels: files of a table or of labels in the order of the items; a table, a dict, pairs or a
-            Series by id or name; or values in the order of the items (:func:`.labels.labels_of`).
-        index: that of the frame with the items, if any. A Series with the same index, or with row
-            numbers, is in the order of the items.
-
-    Raises:
-        DataError: labels that match no item, are of another number, or cannot be read.
-    """
-    source, method = "labels", "in their order"
-    if isinstance(labels, list) and {*map(type, labels)} <= {tuple, list} and _are_pairs(labels):
-        labels, o = _table_of_pairs("labels", labels), Options()
-    if isinstance(labels, str | os.PathLike):
-        files = files_of(labels)
-        source, labels = files[0].name, _read_labels(files)
-    if hasattr(labels, "columns") or getattr(getattr(labels, "dtype", None), "names", None):
-        labels = frame_table(labels)
-    elif hasattr(labels, "items"):  # a dict, or a Series of pandas
-        orders = ([*range(len(dataset))], index)
-        is_ordered = hasattr(labels, "index") and labels.index.tolist() in orders
-        pairs = _table_of_pairs("labels", [*labels.items()])
-        labels, o = labels.tolist() if is_ordered else pairs, Options()
-    if isinstance(labels, Table):
-        dataset, attached, method = _matched(dataset, labels, o, source)
-    elif o.label_column or o.id_column:
-        raise UsageError(f"--read label_column, id_column: {source} has no columns")
-    else:
-        attached = labels_of(labels, source)
-    return replace(dataset, labels=attached, label_source=(source, method))
-
-
-def _read_labels(files: Sequence[Path]) -> Any:
-    """Read labels as a table, or as lines in the order of the items.
-
-    In a text of one per line, a first line with a usual name, or of text above numbers, is a
-    header.
-    """
-    form = file_form(files[0])
-    value = read_json(files[0], "labels") if form == "JSON of records" else None
-    # Columns are lists or dicts; else the keys name items.
-    if isinstance(value, dict) and not {*map(type, value.values())} & {list, dict}:
-        return value
-    if form not in ("text", "csv"):
-        return open_tables(files)
-    text = read_text(files[0], "labels").removesuffix("\n")
-    first, *following = lines = [line.strip().strip('"') for line in text.split("\n")]
-    are_rows = all(map(ROW.fullmatch, lines))
-    if re.search("[,;\t]", first) and not are_rows:
-        return open_tables(files)
-    words = [line.split(maxsplit=1) for line in lines if line]
-    if _are_pairs(words) and not are_rows:
-        return _table_of_pairs(files[0].name, words)
-    is_name = usual("labels", [first]) is not None and first not in following
-    is_number = [bool(ROW.fullmatch(x) or WHOLE.fullmatch(x) or x == "") for x in lines]
-    has_header = following and (is_name or (all(is_number[1:]) and not is_number[0]))
-    return following if has_header else lines
-
-
-def _are_pairs(rows: Sequence[Sequence[Any]]) -> bool:
-    """Return whether rows are a key and a label: more than three pairs, no key twice."""
-    keys = {_key(row[0]) for row in rows if len(row) == 2}
-    return len(keys) == len(rows) > 3
-
-
-def _table_of_pairs(source: str, pairs: Sequence[Sequence[Any]]) -> Table:
-    """Return the table of pairs of an id or name and a label."""
-    columns = [np.fromiter((pair[i] for pair in pairs), object) for i in (0, 1)]
-    return Table(source, dict(zip(("id", "label"), columns, strict=True)))
-
-
-def _key(value: Any) -> str:
-    """Return an id or a name as text; whole floats are whole numbers."""
-    text = composed(plain_text(value).strip()).replace("\\", "/")
-    return text.partition(".")[0] if "." in text and WHOLE.fullmatch(text) else text
-
-
-_WAYS: dict[str, Callable[[str], str]] = {
-    "name": str,
-    "file name": os.path.basename,
-    "name without ending": lambda key: os.path.splitext(os.path.basename(key))[0],
-    "id": str,
-    "name without zeros": lambda key: os.path.splitext(os.path.basename(key))[0].lstrip("0"),
-}
-"""Ways in which the key of a label may name an item; of two, the first one counts."""
-
-
-def _key_column(
-    table: Table,
-    o: Options,
-    item_keys: Mapping[str, list[str]],
-    is_counted: bool,
-    keys_of: Callable[[str], list[str]],
-) -> tuple[str | None, str]:
-    """Return the column of a table that names items, and the way, which is empty if none matches.
-
-    A column names items if it has half of the names or ids that it could have, or if its own name
-    is usual. Of several, texts go before numbers, which match by chance (the row numbers that
-    pandas writes, counts), then a usual name of ids or names, then the most matches. Row numbers,
-    from 0 or 1, are the last resort.
-
-    Args:
-        item_keys: way -> the key of each item.
-        is_counted: whether the ids of the data are its row numbers.
-        keys_of: column -> its values as keys.
-    """
-    label, n = o.label_column or usual("labels", table.kinds), len(item_keys["id"])
-    columns = [name for name in table.of_kind("text", "number") if name != label]
-    requested = table.column(o.id_column, "id_column") if o.id_column else usual("items", columns)
-    named = usual("ids", columns) or usual("names", columns)
-    matches = list[Any]()
-    for column in [requested] if o.id_column and requested else columns:
-        values = {*keys_of(column)} - {""}
-        is_text = len(columns) > 1 and any(
-            not text.isdecimal() or text[0] == "0" != text for text in values
-        )
-        for order, (way, shorten) in enumerate(_WAYS.items()):
-            is_row = is_counted and way == "id"
-            keys = {*map(shorten, values if item_keys[way] else ())}
-            count = len(keys.intersection(item_keys[way]))
-            is_likely = (
-                column == requested or values in ({*item_keys[way]}, {*map(str, range(1, n + 1))})
-                if is_row
-                else 2 * count >= min(sum(map(bool, keys_of(column))), n)
-            )
-            is_unique = way == "id" or (len(keys), len({*item_keys[way]})) == (len(values), n)
-            if count and is_unique and (is_likely or column == requested):
-                quality = not is_row, is_likely, is_text, column == named, count, -order
-                matches.append((quality, column, way))
-    if matches:
-        _, column, way = max(matches, key=itemgetter(0))
-        return column, way
-    names = item_keys["name"]
-    distinct = (name for name in columns if names and len({*table.texts(name)}) == n)
-    return requested or next(distinct, None), ""
-
-
-def _matched(
-    dataset: Dataset, table: Table, o: Options, source: str
-) -> tuple[Dataset, Labels, str]:
-    """Return the data set, the labels of its items by a table, and how they match.
-
-    A table without ids or names has one row for each item, in order. Data without ids and names
-    take the names of a table of as many rows, in its order (not of a dict, which has none).
-    """
-    labels, is_single = table.labels(o), len(table.kinds) == 1
-    ids = list(map(str, dataset.ids.tolist()))
-    names = list(map(_key, dataset.texts.get("name", ())))
-    is_counted = np.array_equal(dataset.ids, np.arange(len(dataset)))
-    item_keys = {
-        way: list(map(shorten, ids if way == "id" else names)) for way, shorten in _WAYS.items()
-    }
-    keys_of = cache(lambda column: list(map(_key, table.values(column))))
-    items, way = (None, "") if is_single else _key_column(table, o, item_keys, is_counted, keys_of)
-    if items is None and (is_single or len(labels) == len(dataset)):
-        return dataset, labels, "in their order" + ", as no column names ids" * (not is_single)
-    column = table.column(items, "id_column")
-    texts = keys_of(column)
-    if repeated := [text for text, count in Counter(texts).items() if count > 1 and text]:
-        raise DataError(
-            f"{source}: {column!r} {repeated[0]!r} occurs more than once: give each item one line"
-        )
-    if not (way or names) and is_counted and table.source != "labels" and len(texts) == len(ids):
-        return _with_names(dataset, texts), labels, f"in their order, with the names in {column!r}"
-    if not way:
-        raise DataError(
-            f"{source}: no key of a label in {column!r} is an id or name of the data "
-            f"(it has {texts[:1]}, the data {(names or ids)[:1]})"
-            ": give those of the data with --read names=FILE or ids=FILE"
-        )
-    positions = {_WAYS[way](text): i for i, text in enumerate(texts) if text}
-    unmatched = sorted(positions.keys() - {*item_keys[way]})
-    if way == "id" and unmatched and is_counted:
-        raise DataError(
-            f"{source} has the id {unmatched[0]} in {column!r}, but the data has no ids"
-            f"; its items are numbered from 0: give their ids with --read ids=FILE"
-        )
-    others = f" ({len(unmatched):,} rows are of other items)" if unmatched else ""
-    dataset.notes += ["ids are row numbers, from 0"] * (way == "id" and is_counted)
-    rows = np.array([positions.get(key, -1) for key in item_keys[way]])
-    return dataset, labels.at(rows), f"matched by {way} in {column!r}{others}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -27,43 +27,29 @@ from .tables import Options
 
 # Folders ------------------------------------------------------------------------------------------
 
-_TRAINING = {"train", "training"}
-_TEST = {"test", "testing", "val", "valid", "validation"}
-_UNLABELLED = {"unlabeled", "unlabelled", "unsup", "extra"}
-_SYSTEM = {
-    "@eadir",
-    "__macosx",
-    "$recycle.bin",
-    "lost+found",
-    "__pycache__",
-    "#recycle",
-    "@recycle",
-    "#snapshot",
-    "@tmp",
-} | {"system volume information"}
-_CONTAINERS = {"images", "image", "imgs", "img", "jpegimages"}
-_ANNOTATIONS = {
-    "annotations",
-    "annotation",
-    "masks",
-    "mask",
-    "labels",
-    "trimaps",
-    "segmentation",
-    "segmentations",
-    "segmentationclass",
-    "segmentationobject",
-    "bboxes",
-    "thumbnails",
-    "thumbs",
+_FOLDERS = {
+    "training": {"train", "training"},
+    "test": {"test", "testing", "val", "valid", "validation"},
+    "unlabelled": {"unlabeled", "unlabelled", "unsup"},
+    "containers": {"images", "imgs", "img", "jpegimages", "labeled", "labelled"},
+    "annotations": {
+        *("annotations", "annotation", "labels", "masks", "mask", "trimaps", "bboxes"),
+        *("segmentation", "segmentations", "segmentationclass", "segmentationobject"),
+    },
+    "system": {
+        *("__macosx", "__pycache__", "recycler", "recycled", "lost+found", "found.000"),
+        *("system volume information", "temporary items", "network trash folder"),
+        *("thumbnails", "thumbs", "_thumbs"),
+    },
 }
+"""Names of folders in lower case, by their meaning."""
 
 
-def _split_of(folder: str) -> str:
-    """Return ``train`` or ``test`` if a word of a folder's name says so, as in ``seg_train`` and
-    ``val2017``, else nothing."""
+def _part_of(folder: str) -> str:
+    """Return ``training``, ``test`` or ``unlabelled`` if a word of a folder's name says so, as in
+    ``seg_train`` and ``val2017``, else nothing."""
     words = {*re.findall("[a-z]+", folder.lower())}
-    return "train" if words & _TRAINING else "test" if words & _TEST else ""
+    return next((part for part in ("training", "test", "unlabelled") if words & _FOLDERS[part]), "")
 
 
 def classes_of(names: Sequence[str]) -> list[str]:
@@ -73,36 +59,50 @@ def classes_of(names: Sequence[str]) -> list[str]:
     domains that hold the same classes; empty outside of folders. Common parents and folders such as
     ``images`` are skipped.
     """
-    folders = [
+    paths = [
         [
             name
             for name, _ in groupby(composed(path).split("/")[:-1])
-            if name.lower() not in _CONTAINERS
+            if name.lower() not in _FOLDERS["containers"]
         ]
         for path in names
     ]
-    while all(len(path) > 1 and path[0] == folders[0][0] for path in folders):
-        folders = [path[1:] for path in folders]
-    tops = {path[0] for path in folders if path}
-    pairs = {(path[0], path[1]) for path in folders if len(path) > 1}
+    paths = _below_parents(paths)
+    tops, nested = _first(paths), _first([path for path in paths if len(path) > 1])
+    splits = {top for top in tops if _part_of(top) in ("training", "test")}
+    others = {top for top in tops if not _part_of(top)}
+    if splits and (not others or len(splits) > 1 or (nested and others.isdisjoint(nested))):
+        paths = _below_parents([path[1:] if path and path[0] in splits else [] for path in paths])
+    if _are_domains(paths):
+        paths = [path[1:] for path in paths]
+    return [path[0] if path and _part_of(path[0]) != "unlabelled" else "" for path in paths]
+
+
+def _first(paths: Iterable[list[str]]) -> set[str]:
+    """Return the first folders of paths."""
+    return {path[0] for path in paths if path}
+
+
+def _below_parents(paths: list[list[str]]) -> list[list[str]]:
+    """Return paths without the folders that are common to all."""
+    while len(_first(paths)) == 1 and all(len(path) != 1 for path in paths):
+        paths = [path[1:] for path in paths]
+    return paths
+
+
+def _are_domains(paths: list[list[str]]) -> bool:
+    """Return whether the first folders of paths are domains: most of their folders have equal
+    names, which are no numbers or splits."""
+    pairs = {(path[0], path[1]) for path in paths if len(path) > 1}
     shared = Counter(name for _, name in pairs)
     repeated = [
         name
         for name, count in shared.items()
-        if count > 1 and not any(map(str.isdigit, name)) and not _split_of(name)
+        if count > 1 and not any(map(str.isdigit, name)) and not _part_of(name)
     ]
-    splits = {top for top in tops if _split_of(top)}
-    nested = {top for top, _ in pairs}
-    strange = {top for top in tops if top not in splits and top.lower() not in _UNLABELLED}
-    has_classes = strange.isdisjoint(nested) and bool(nested)
-    is_split = bool(splits) and (not strange or has_classes or (len(splits) > 1 and bool(repeated)))
-    are_domains = len(tops) > 1 and nested == tops and len(shared) > 1
-    level = int(is_split or (are_domains and 2 * len(repeated) >= len(shared)))
-    skipped = tops - splits if is_split else set()
-    classes = [
-        path[level] if len(path) > level and path[0] not in skipped else "" for path in folders
-    ]
-    return ["" if name.lower() in _UNLABELLED else name for name in classes]
+    tops = _first(paths)
+    is_nested = len(tops) > 1 and {top for top, _ in pairs} == tops and len(shared) > 1
+    return is_nested and 2 * len(repeated) >= len(shared)
 
 
 def open_folder(path: str, o: Options) -> ImageDataset:
@@ -123,13 +123,19 @@ def open_folder(path: str, o: Options) -> ImageDataset:
         raise DataError(f"cannot read {shown(str(error.filename))}: {error.strerror}")
 
     for folder, below, files in os.walk(root, onerror=fail, followlinks=True):
-        left_out = _SYSTEM | (_ANNOTATIONS if _CONTAINERS & {*map(str.lower, below)} else set())
+        left_out = _FOLDERS["system"] | (
+            _FOLDERS["annotations"] if _FOLDERS["containers"] & {*map(str.lower, below)} else set()
+        )
         for subfolder in [Path(folder, subfolder) for subfolder in sorted(below)]:
             target = subfolder.resolve()
-            is_inside = subfolder.is_symlink() and target.is_relative_to(whole)
+            is_inside = (
+                subfolder.is_symlink()
+                and target.is_relative_to(whole)
+                and not any(part[0] == "." for part in target.relative_to(whole).parts)
+            )
             is_repeated = is_inside or target in visited
             visited.add(whole if is_inside else target)
-            if subfolder.name[0] == "." or subfolder.name.lower() in left_out or is_repeated:
+            if subfolder.name[0] in ".@#$~" or subfolder.name.lower() in left_out or is_repeated:
                 below.remove(subfolder.name)
                 notes.append(
                     f"{shown(str(subfolder.relative_to(root)))} "
@@ -151,7 +157,7 @@ def open_folder(path: str, o: Options) -> ImageDataset:
             f"{name} contains no images ({'; '.join(notes) or 'it is empty'})"
             f": images end in {', '.join(sorted(IMAGE_SUFFIXES))}, vectors need features:PATH"
         )
-    is_test = {file: "test" in map(_split_of, file.split("/")[:-1]) for file in images}
+    is_test = {file: "test" in map(_part_of, file.split("/")[:-1]) for file in images}
     order = sorted(  # test folders last, in each part the unlabelled ones
         zip(classes_of(images), images, strict=True),
         key=lambda item: (is_test[item[1]], not item[0], item),
@@ -190,17 +196,17 @@ def open_published(root: str | None, o: Options, *, name: str) -> ImageDataset:
     from torchvision.datasets import CIFAR10, FashionMNIST
 
     folder = cache_folder() if root is None else Path(root).expanduser()
-    kind: Any = {"cifar10": CIFAR10, "fashion-mnist": FashionMNIST}[name]
-    files = {
-        "cifar10": f"{CIFAR10.filename} or {CIFAR10.base_folder}/",
-        "fashion-mnist": "its four idx files in FashionMNIST/raw/",
+    sources: dict[str, tuple[Any, str]] = {
+        "cifar10": (CIFAR10, f"{CIFAR10.filename} or {CIFAR10.base_folder}/"),
+        "fashion-mnist": (FashionMNIST, "its four idx files in FashionMNIST/raw/"),
     }
+    kind, files = sources[name]
     try:
         parts = [kind(str(folder), train=train, download=True) for train in (True, False)]
     except Exception as error:  # torchvision asserts, and raises RuntimeError and others
         raise DataError(
             f"{name} is not available, or damaged ({one_line(error)})"
-            f": put {files[name]} in {folder}, or name its folder ({name}:FOLDER)"
+            f": put {files} in {folder}, or name its folder ({name}:FOLDER)"
         ) from None
     return images_in_memory(
         name,

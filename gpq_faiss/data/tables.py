@@ -6,13 +6,10 @@ Parquet, Arrow and CSV are read by pyarrow, arrays by numpy and h5py.
 
 from __future__ import annotations
 
-import codecs
 import csv
 import fnmatch
 import functools
-import glob
 import io
-import os
 import re
 import tempfile
 import zipfile
@@ -29,10 +26,10 @@ from numpy.typing import NDArray
 from ..codes.checks import named_rows
 from ..errors import DataError, one_line, optional
 from ..ids import whole_numbers
-from ..inputs import read_text, reading
+from ..inputs import file_form, natural_order, read_text, reading
 from ..store.hdf5 import Hdf5Array, Texts, as_texts, open_hdf5
 from .images import is_image_name
-from .labels import WHOLE, Labels, Rows, labels_of, plain_text, row_numbers
+from .labels import NO, WHOLE, YES, Labels, Rows, labels_of, plain_text, row_numbers
 
 # Matrices -----------------------------------------------------------------------------------------
 
@@ -102,7 +99,7 @@ def npz_arrays(path: Path) -> dict[str, Matrix]:
 
 # Names of columns, and forms of files -------------------------------------------------------------
 
-_IDS = ["ids", "id", "imageid", "itemid", "imgid", "uid"]
+_IDS = ["ids", "imageid", "itemid", "imgid", "id", "uid"]
 _IMAGES = ["image", "imagepath", "path", "filepath", "filename", "file", "img", "images"]
 _NAMES = ["name", "names", "path", "paths", "key", "keys", *_IMAGES]
 USUAL = {
@@ -117,103 +114,11 @@ USUAL = {
     "ids": _IDS,
     "images": _IMAGES,
     "names": _NAMES,
-    "items": [*_IDS, *_NAMES, "item", "index", "indexlevel0", "unnamed0", ""],
+    "items": [*_IDS, *_NAMES, "item"],
+    "counters": ["index", "indexlevel0", "unnamed0", ""],
 }
 """Usual names of columns in lower case without spaces and punctuation; ``items`` are those by which
-a table of labels names its items."""
-
-ENDINGS = {
-    **{".npy": "npy", ".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5", ".parquet": "parquet"},
-    **{".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".csv": "csv", ".tsv": "csv"},
-    **{".jsonl": "json", ".ndjson": "json", ".json": "JSON of records"},
-}
-"""Form of a table by the ending of its file."""
-_PICKLE = "it can run code, so it is not loaded: save arrays as .npy, tables as .parquet"
-_MATLAB, _UNPACK = "save its arrays as .npy or .npz", "extract it, and give what is in it"
-_MAGIC: dict[bytes, tuple[str, str]] = {
-    **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), ("csv", "")),
-    b"\x93NUMPY": ("npy", ""),
-    b"\x89HDF": ("hdf5", ""),
-    b"PAR1": ("parquet", ""),
-    b"ARROW1": ("arrow", ""),
-    b"\xff\xff\xff\xff": ("a stream of Arrow", ""),
-    b"version https://git-lfs": ("a pointer of Git LFS", "run git lfs pull"),
-    **dict.fromkeys(
-        (b"<!DOCTYPE", b"<!doctype", b"<html", b"<?xml"),
-        ("a page of HTML or XML", "download the file itself"),
-    ),
-    b"MATLAB": ("a MATLAB file", _MATLAB),
-    b"SQLite format 3": ("an SQLite database", "export the table as CSV"),
-    b"%PDF": ("a PDF", "export its table as CSV"),
-    b"\xd0\xcf\x11\xe0": ("an Excel sheet", "save it as CSV"),
-    **dict.fromkeys((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"(\xb5/\xfd"), ("compressed", _UNPACK)),
-    b"PK": ("a zip archive", _UNPACK),
-    **dict.fromkeys((b"Rar!", b"7z\xbc\xaf"), ("an archive", _UNPACK)),
-    **dict.fromkeys([bytes((0x80, version)) for version in range(2, 6)], ("a pickle", _PICKLE)),
-    **dict.fromkeys(
-        (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF"),
-        ("an image", "images are read by folder:DIR, or listed in a table of their paths"),
-    ),
-    **dict.fromkeys(
-        (b"Ix", b"IB", b"IM", b"Iw", b"Ii"),
-        ("a Faiss index", "save the vectors that it was built from as .npy"),
-    ),
-}
-"""First bytes of files -> their form; forms that are not read have a remedy."""
-_UNREAD = (
-    *(".yaml", ".yml", ".xml", ".safetensors", ".pkl", ".pickle", ".mat", ".xls", ".orc"),
-    *(".fvecs", ".bvecs", ".fbin"),
-)
-_ZIPS = {
-    **{".npz": ("npz", ""), ".xlsx": ("an Excel sheet", "save it as CSV")},
-    **dict.fromkeys((".pt", ".pth"), ("a PyTorch file", _PICKLE)),
-}
-"""Zip archives by the endings of their files, and endings of forms that are not read."""
-
-
-# Files --------------------------------------------------------------------------------------------
-
-
-def natural_order(name: str) -> list[tuple[int, str]]:
-    """Return a key for sorting by the numbers in names: 2 before 10."""
-    return [
-        (int(word), "") if word.isdecimal() else (-1, word) for word in re.split(r"(\d+)", name)
-    ]
-
-
-def files_of(path: str | os.PathLike[str]) -> list[Path]:
-    """Return the files of a path or a pattern (``*``, ``?``, ``[0-9]``) in numeric order.
-
-    Raises DataError: no file matches the pattern.
-    """
-    text = os.path.expanduser(path)
-    if not glob.has_magic(text) or os.path.exists(text):
-        return [Path(text)]
-    names = sorted(glob.glob(text), key=natural_order)
-    if not names:
-        raise DataError(f"{text}: no file matches this pattern")
-    return list(map(Path, names))
-
-
-def file_form(path: Path) -> str:
-    """Return the form of a file by its content, else by its ending; ``text`` for other texts.
-
-    Raises DataError: no such file, or a form that is not read; the message says what it is.
-    """
-    with reading(path, "a file of data"), path.open("rb") as file:
-        head = file.read(512)
-    ending = path.suffix.lower()
-    form, remedy = next(
-        (form for start, form in _MAGIC.items() if head.startswith(start)),
-        (ENDINGS.get(ending, "text"), ""),
-    )
-    if form == "a zip archive":
-        form, remedy = _ZIPS.get(ending, (form, remedy))
-    if form == "text" and (b"\0" in head or ending in _UNREAD):
-        form, remedy = f"a {ending or 'binary'} file", f"save it as one of {', '.join(ENDINGS)}"
-    if remedy:
-        raise DataError(f"{path} is {form}: {remedy}")
-    return form
+a table of labels names its items, ``counters`` those that pandas writes."""
 
 
 @dataclass(frozen=True)
@@ -236,17 +141,22 @@ class Options:
 
 def usual(role: str, names: Iterable[str]) -> str | None:
     """Return the first of ``names`` that is usual for a role (:data:`USUAL`), if any."""
-    plain = {re.sub(r"[\W_]", "", name.lower()): name for name in reversed(list(names))}
+    plain = {re.sub(r"[\W_]", "", str(name).lower()): name for name in reversed(list(names))}
     return next((plain[name] for name in USUAL[role] if name in plain), None)
 
 
+def is_key(name: str) -> bool:
+    """Return whether a column of this name usually names or counts items."""
+    return any(usual(role, [name]) is not None for role in ("items", "counters"))
+
+
 _NUMBER = re.compile(r"[-+]?\d*\.?\d+(e[-+]?\d+)?", re.IGNORECASE)
-_YES, _NO = ["1", "1.0", "True", "true"], ["0", "0.0", "False", "false"]
 _KINDS = {
     "list": r"(large_|fixed_size_)?list<\w+: (u?int|half|float|double).*",
     "text": r"(dictionary<values=)?(large_)?string.*",
     "number": r"u?int\d+|halffloat|float|double",
-    "image": r"(large_)?binary|struct<.*bytes: (large_)?binary.*",
+    "bytes": r"(large_|fixed_size_)?binary.*",
+    "image": r"struct<.*bytes: (large_)?binary.*",
     "other": "",
 }
 """Kinds of columns by the names of Arrow's types."""
@@ -280,6 +190,10 @@ class Table:
                 )
                 for field in data.schema
             }
+            for index in (data.schema.pandas_metadata or {}).get("index_columns", []):
+                # pandas stores the bounds of a range, for example of a reversed frame.
+                if isinstance(index, dict) and (index["start"], index["step"]) != (0, 1):
+                    self.arrays["index"] = np.arange(index["start"], index["stop"], index["step"])
         for name, array in self.arrays.items():
             kind = "number" if array.dtype.kind in "iufb" else "text"
             self.kinds[name] = "list" if len(array.shape) > 1 else kind
@@ -302,7 +216,8 @@ class Table:
         """Return the values of a column: an array of numbers, or of Python's objects."""
         if name in self.arrays:
             return np.asarray(self.arrays[name][:])
-        chunks, kind = list(self._batches(name, 1 << 16)), self.data.schema.field(name).type
+        kind = self.data.schema.field(name).type
+        chunks = [chunk.cast(kind) for chunk in self._batches(name, 1 << 16)]
         return np.asarray(_library("pyarrow", self.source).chunked_array(chunks, kind).to_pandas())
 
     def texts(self, name: str) -> Texts:
@@ -354,18 +269,18 @@ class Table:
         return out
 
     def labels(self, o: Options) -> Labels:
-        """Return the labels of the requested or usual column, or of columns of 0 and 1.
+        """Return the labels of the requested or usual column, or of columns of 1, and 0 or -1.
 
         Raises DataError: there is no such column, or its values are no labels.
         """
         label = o.label_column or usual("labels", self.kinds)
         label = next(iter(self.kinds)) if label is None and len(self.kinds) == 1 else label
-        items = usual("items", self.kinds)
         if label in (None, "y") and o.label_column is None:
-            classes = [name for name in self.kinds if name not in (items, o.id_column)]
+            classes = [n for n in self.kinds if n != o.id_column and not is_key(n)]
             texts = [self.texts(name) for name in classes]
-            if len(classes) > 1 and set().union(*texts) <= {*_YES, *_NO}:
-                return Labels.from_multihot(np.isin(np.column_stack(texts), _YES), classes)
+            others = set().union(*texts) - {*YES}
+            if len(classes) > 1 and (others <= {*NO} or others <= {"-1", "-1.0"}):
+                return Labels.from_multihot(np.isin(np.column_stack(texts), YES), classes)
         label = self.column(label, "label_column")
         return labels_of(self.values(label), f"{self.source}: {label!r}")
 
@@ -406,15 +321,14 @@ class Table:
         Raises DataError: it is unclear which columns they are, or they do not hold numbers.
         """
         used = {o.label_column, o.id_column, o.name_column, *o.keep, usual("labels", self.kinds)}
-        unused = [n for n in self.kinds if n not in used and usual("items", [n]) is None]
-        lists = [name for name in self.of_kind("list") if name in unused]
-        prefixes = {
-            name: re.sub(r"\d+$", "", name)
-            for name in sorted(self.of_kind("number"), key=natural_order)
-            if name in unused
-        }
-        numbered = [p for p, count in Counter(prefixes.values()).items() if count > 1]
-        chosen = [name for name, prefix in prefixes.items() if not numbered or [prefix] == numbered]
+        lists = [name for name in self.of_kind("list") if name not in used]
+        unused = [n for n in self.kinds if n not in used and not is_key(n)]
+        numbers = [name for name in self.of_kind("number") if name in unused]
+        prefixes = {n: re.sub(r"\d+$", "", n) for n in sorted(unused, key=natural_order)}
+        numbered = [p for p, n in Counter(prefixes[name] for name in numbers).items() if n > 1]
+        chosen = [
+            n for n in prefixes if [prefixes[n]] == numbered or (n in numbers and not numbered)
+        ]
         if o.vectors is not None:
             patterns = o.vectors.split(",") if isinstance(o.vectors, str) else o.vectors
             chosen = [
@@ -423,7 +337,8 @@ class Table:
                 for name in fnmatch.filter(self.kinds, pattern) or [pattern]
             ]
         elif lists:
-            chosen = [name] if (name := usual("vectors", lists)) else lists
+            rest = [*lists, *(chosen if numbered else [])]
+            chosen = [name] if (name := usual("vectors", lists)) else rest
         if len(chosen) == 1:
             return self.matrix(chosen[0]), f"vectors are in column {chosen[0]!r}"
         arrays = [self.arrays[name] for name in chosen if name in self.arrays]
@@ -446,7 +361,7 @@ class Table:
         """Return the column of images or of their paths, if any: the requested, or a usual one."""
         if requested is not None:
             return self.column(requested, "image_column")
-        images = self.of_kind("image") or [
+        images = self.of_kind("image", "bytes") or [
             name
             for name in self.of_kind("text")
             if usual("images", [name]) and any(map(is_image_name, self.texts(name)[:100]))
@@ -463,14 +378,17 @@ class Table:
 
 
 def open_tables(paths: Sequence[Path]) -> Table:
-    """Return the columns of files of one form (:func:`file_form`), one below the other.
+    """Return the columns of files of one form (:func:`..inputs.file_form`), one below the other.
 
     Texts of other forms than :data:`ENDINGS` are CSV. Raises DataError: damaged, not a table, or
     files with different columns.
     """
-    form, source, opened, names = file_form(paths[0]), str(paths[0]), list[Any](), list[set[str]]()
+    source, opened, names = str(paths[0]), list[Any](), list[set[str]]()
+    form, remedy = file_form(paths[0], "a file of data")
+    if remedy:
+        raise DataError(f"{source} is {form}: {remedy}")
     readers: dict[str, Any] = {
-        "npy": lambda path: {"arr_0": npy.open_memmap(path, "r")},
+        "npy": _npy,
         "npz": npz_arrays,
         "hdf5": _hdf5,
         "a stream of Arrow": lambda path: (
@@ -486,7 +404,7 @@ def open_tables(paths: Sequence[Path]) -> Table:
         ),
     }
     for path in paths:
-        with reading(path, f"a file of the form {form}, without Python objects,"):
+        with reading(path, f"a file of the form {form} (without Python objects)"):
             opened.append(readers.get(form, _csv)(path))
             names.append({*getattr(getattr(opened[-1], "schema", None), "names", opened[-1])})
     if lacking := sorted(set().union(*names) - names[0].intersection(*names)):
@@ -503,10 +421,17 @@ def open_tables(paths: Sequence[Path]) -> Table:
     return Table(source, joined)
 
 
+def _npy(path: Path) -> dict[str, Matrix]:
+    """Return the array of an ``.npy`` file, or the fields of a structured one."""
+    array = npy.open_memmap(path, "r")
+    return {name: array[name] for name in array.dtype.names or ()} or {"arr_0": array}
+
+
 def _hdf5(path: Path) -> dict[str, Matrix]:
     """Return the arrays of numbers and of texts of an HDF5 file; others are left out."""
     with open_hdf5(path) as h5:
-        arrays = {name: node for name, node in h5.items() if getattr(node, "shape", ())}
+        arrays: dict[str, Any] = {}
+        h5.visititems(lambda name, node: arrays.update({name: node}))
         return {
             name: (
                 Hdf5Array(path, name)
@@ -514,7 +439,7 @@ def _hdf5(path: Path) -> dict[str, Matrix]:
                 else np.array(node.asstr(errors="replace")[:], dtype=np.str_)
             )
             for name, node in arrays.items()
-            if node.dtype.kind in "iufbOS"
+            if getattr(node, "shape", ()) and node.dtype.kind in "iufbOS"
         }
 
 
@@ -526,13 +451,11 @@ def _csv(path: Path) -> Any:
     ids and names are texts.
     """
     reader = _library("pyarrow.csv", path)
-    text = read_text(path, "a table with a header line").lstrip("\n")
+    text = read_text(path, "a table with a header line").lstrip("\n# ")
     first = text.partition("\n")[0]
     separator = max(",;\t|", key=first.count)
     names = [name.strip() for name in next(csv.reader([first], delimiter=separator), [])]
-    texts = [
-        name for name in names if usual("labels", [name]) or usual("items", [name]) is not None
-    ]
+    texts = [name for name in names if usual("labels", [name]) or is_key(name)]
     counted = [str(i) for i in range(len(names))]
     is_row = any(map(is_image_name, names)) or all(map(_NUMBER.fullmatch, names))
     has_header = not is_row or (len(names) > 2 and names == counted)
@@ -553,20 +476,22 @@ def _csv(path: Path) -> Any:
 
 
 def frame_table(source: Any) -> Table:
-    """Return the columns of a table in memory: of pandas, polars, DuckDB, pyarrow and others, or of
-    a structured array."""
+    """Return the columns of a table in memory: one of pandas, polars, DuckDB, pyarrow and others, a
+    dict of columns, a list of rows, or a structured array."""
     location = f"the {type(source).__name__}"
-    fields = getattr(getattr(source, "dtype", None), "names", None)
-    columns = {name: source[name].tolist() for name in fields} if fields else source
+    pyarrow, pandas = (_library(module, location) for module in ("pyarrow", "pandas"))
     try:
-        data = _library("pyarrow", location).table(columns)
+        if isinstance(source, dict | list | np.ndarray):
+            source = pandas.DataFrame(source)
+        data = pyarrow.table(source)
     except Exception as error:  # from pyarrow, or the table's library
         raise DataError(
             f"{location} has a column that cannot be converted ({one_line(error)})"
             f": leave out those of mixed types"
         ) from None
     index = (data.schema.pandas_metadata or {}).get("index_columns", [])
-    names = [
-        "index" if n in index and usual("items", [n]) is None else n for n in data.schema.names
-    ]
-    return Table(location, {}, data.rename_columns(names))
+    names = ["index" if n in index and not is_key(n) else n for n in data.schema.names]
+    # Renaming drops the metadata, which has the bounds of an index.
+    return Table(
+        location, {}, data.rename_columns(names).replace_schema_metadata(data.schema.metadata)
+    )

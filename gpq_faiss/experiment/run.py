@@ -26,10 +26,9 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from ..config import from_dict
-from ..data.base import Dataset
+from ..data.base import Dataset, Reader
 from ..data.open import open_data
 from ..data.protocols import Split, make_split
-from ..data.reader import Reader
 from ..errors import DataError, GpqError, UsageError, one_line
 from ..evaluation.scorers import ScoreFunction, distinct_rows
 from ..files import check_output, unfinished

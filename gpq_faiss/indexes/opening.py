@@ -15,7 +15,7 @@ from ..codes.checks import check_unique
 from ..errors import DataError
 from ..faissio.convert import from_faiss
 from ..faissio.files import read_index
-from ..inputs import check_file
+from ..inputs import file_form
 from ..store.changes import changes_path, read_changes
 from ..store.items import Items, RowItems, items_path
 from ..store.rows import RowReader
@@ -26,13 +26,6 @@ from .lists import InvertedLists
 _log = logging.getLogger(__name__)
 
 _EXPECTED = "an index (gpq index, gpq encode, or faiss.write_index)"
-_STARTS = {
-    b"\x89HDF": "codes",
-    b"SQLi": "an SQLite file: name the index beside it",
-    b"PAR1": "a Parquet file",
-    b"\x93NUM": "a NumPy array",
-    b"PK\x03\x04": "a zip archive (.npz or a torch file)",
-}
 
 
 def open_index(source: Any, *, changes: bool = True) -> Index:
@@ -75,21 +68,15 @@ def open_index(source: Any, *, changes: bool = True) -> Index:
 
 
 def file_kind(path: Path) -> str:
-    """Return the kind of a file by its first bytes: ``faiss``, ``lists``, ``codes`` or a text.
-
-    The text describes a file of another kind, for errors.
+    """Return the kind of a file by its content: ``faiss``, ``lists``, ``codes``, or the form of
+    another file, for errors.
 
     Raises:
         DataError: the path is missing, or is not a file.
     """
-    check_file(path, _EXPECTED)
-    with path.open("rb") as file:
-        start = file.read(16)
-    if start[:1] == b"I" and start[:4].isalnum():
-        return "faiss"
-    if start[8:9] == b"{" and 0 < int.from_bytes(start[:8], "little") < path.stat().st_size:
-        return "lists"  # a safetensors file
-    return _STARTS.get(start[:4], "empty" if not start else "a file of an unknown kind")
+    form, _ = file_form(path, _EXPECTED)
+    kinds = {"a Faiss index": "faiss", "a safetensors file": "lists", "hdf5": "codes"}
+    return kinds.get(form, form)
 
 
 def _from_faiss(index: Any, name: str) -> Index:

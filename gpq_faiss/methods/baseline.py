@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..config import Config
-from ..data.base import Dataset
-from ..data.reader import Reader
+from ..data.base import Dataset, Reader
 from ..losses.npair import label_pairs
 from ..nn.backbones import build_extractor, input_description
 from .coders import Coder, Floats, SignCoder

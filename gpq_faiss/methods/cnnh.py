@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..data.reader import Reader
+from ..data.base import Reader
 from .baseline import Baseline
 from .trainable import TrainingBatch
 

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from ..codes.bits import unpack_codes
-from ..data.base import Dataset, ImageDataset
+from ..data.base import Dataset, ImageDataset, Reader
 from ..data.labels import Labels
 from ..data.protocols import Split
-from ..data.reader import Reader
 from ..evaluation.neighbour_recall import NeighbourRecall, nearest, neighbour_recall, spaced_queries
 from ..evaluation.ranking import DEFAULT, RankingResult, rank_codes
 from ..evaluation.scorers import ScoreFunction

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..config import Config
-from ..data.reader import Reader
+from ..data.base import Reader
 from ..errors import DataError
 from ..losses.classification import cross_entropy, shares, subspace_entropy
 from ..nn.additive import assign, assign_logits, product_form, query_form
@@ -394,6 +394,14 @@ class PosteriorCodes(CodeMethod):
             100 * self.accuracy,
             noise,
         )
+        most = labels.mean(axis=0).max()
+        if self.accuracy <= most + 2 * np.sqrt(most * (1 - most) / len(labels)):
+            log.warning(
+                "the labels hardly depend on the vectors: leave-one-out accuracy is %.0f %%, and "
+                "that of naming the most frequent class %.0f %%: are both in the same order?",
+                100 * self.accuracy,
+                100 * most,
+            )
         if config.network.noise == "auto" and not self.backbone.spec.hidden:
             head.noise = noise
         if not config.training.batch_unlabelled or not len(unlabelled):

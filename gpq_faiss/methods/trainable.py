@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..config import Config
-from ..data.base import FeatureDataset
-from ..data.reader import Reader
+from ..data.base import FeatureDataset, Reader
 from ..nn.backbones import Backbone
 from ..nn.device import full_float32, image_batch, to_input
 from ..nn.quantizer import at_least_float32, intra_normalize

@@ -372,7 +372,7 @@ def build_backbone(
 def input_description(dataset: Dataset, image_size: int) -> dict[str, Any]:
     """Return the argument ``input_`` of :func:`build_extractor` for ``dataset``."""
     return (
-        {"kind": "features", "width": dataset.width}
+        {"kind": "features", "width": dataset.matrix.shape[1]}
         if isinstance(dataset, FeatureDataset)
         else {"kind": "images", "image_size": image_size}
     )

@@ -42,7 +42,7 @@ def make_header(kind: Literal["features", "codes"], encoder: Encoder, dataset: D
 
 
 def encode(
-    model: str | Path,
+    model: str | Path | Encoder,
     data: object,
     out: str | Path,
     *,
@@ -56,7 +56,7 @@ def encode(
     interrupted run is continued.
 
     Args:
-        model: model folder.
+        model: model folder, or a loaded encoder, with its own ``device`` and ``amp``.
         data: anything that :func:`gpq_faiss.open_data` accepts.
         out: the codes file.
         keep_features: write the features file, beside ``out``; an existing one of the same model
@@ -78,7 +78,8 @@ def encode(
         BusyError: (a DataError) another process is writing ``out``.
     """
     out = check_output(out, overwrite=overwrite)
-    encoder, dataset = Encoder.load(model, device, amp=amp), open_data(data)
+    encoder = model if isinstance(model, Encoder) else Encoder.load(model, device, amp=amp)
+    dataset = open_data(data)
     encoder.check(dataset)  # first: rows of other data would take the place of unfinished ones
     check_unique(dataset.ids, dataset.name)
     name = out.name.replace("codes", "features")
@@ -88,7 +89,7 @@ def encode(
     # Opened first: it keeps other processes from this output while the network runs.
     with RowWriter(out, make_header("codes", encoder, dataset), overwrite=overwrite) as writer:
         if not keep_features:
-            return encode_rows(encoder, dataset, writer, batch_size)
+            return _encode_rows(encoder, dataset, writer, batch_size)
         header, existing = make_header("features", encoder, dataset), None
         if path.exists() and not overwrite:
             with RowReader(path, kind="features") as reader:
@@ -98,7 +99,7 @@ def encode(
             discard_unfinished(path)
         else:
             with RowWriter(path, header, overwrite=overwrite) as vectors:
-                encode_rows(encoder, dataset, vectors, batch_size)
+                _encode_rows(encoder, dataset, vectors, batch_size)
         return _from_features(encoder, dataset, path, writer)
 
 
@@ -115,14 +116,8 @@ def _from_features(encoder: Encoder, dataset: Dataset, path: Path, writer: RowWr
     return writer.finish(dataset.ids, dataset.texts)
 
 
-def encode_rows(
-    encoder: Encoder,
-    dataset: Dataset,
-    writer: RowWriter,
-    batch_size: int,
-    span: range | None = None,
-) -> Path:
-    """Write the network's vectors, or codes, of the items at ``span`` (default: all)."""
+def _encode_rows(encoder: Encoder, dataset: Dataset, writer: RowWriter, batch_size: int) -> Path:
+    """Write the network's vectors, or codes, of all items."""
     size = batch_size or encoder.batch_size
     if size < 1:
         raise UsageError(f"--batch-size {batch_size}: it must not be negative")
@@ -131,9 +126,9 @@ def encode_rows(
         # first would double them.
         raise DataError(
             f"the unfinished {writer.path} was begun from a features file: leave out "
-            f"--no-features to go on, or remove {writer.folder} to start again"
+            f"--no-features or --ray to go on, or remove {writer.folder} to start again"
         )
-    rows, position = np.arange(len(dataset)) if span is None else np.array(span), 0
+    rows, position = np.arange(len(dataset)), 0
     if writer.rows:
         position = int(writer.state["position"])
         # The limit of unreadable images holds for a run and its resumption together.

@@ -21,9 +21,8 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
 from ..config import Config, TrainingConfig
-from ..data.base import Dataset, ImageDataset
+from ..data.base import Dataset, ImageDataset, Reader
 from ..data.protocols import Split
-from ..data.reader import Reader
 from ..errors import DataError
 from ..evaluation.ranking import rank_codes
 from ..methods.registry import Builder
@@ -90,7 +89,8 @@ class Training:
         reader: of the items.
         labels: those that the training may use.
         labelled, held_out: rows of labelled items to train on, and to validate on.
-        pool: rows of the unlabelled items; of the labelled ones, if there are none.
+        pool: rows of the unlabelled items; if they are fewer than codewords, of the labelled ones,
+            too.
         method: the network; after :func:`fit`, with the weights that ranked the held-out items
             best, or with the last ones, if there are no such items.
         run: steps, log lines and best validation.
@@ -112,7 +112,8 @@ class Training:
         share, seed = config.training.validation, config.training.seed
         self.held_out = hold_out(self.labels, split.labelled, share, seed)
         self.labelled = np.setdiff1d(split.labelled, self.held_out)
-        self.pool = split.unlabelled if len(split.unlabelled) else self.labelled
+        is_few = len(split.unlabelled) < config.quantizer.codewords
+        self.pool = np.union1d(split.unlabelled, self.labelled) if is_few else split.unlabelled
         classes = self.labels.n_classes
         self.steps = count_steps(config.training, classes)
         self.method: TrainableMethod = build(config, reader.dataset, reader.image_size, classes)

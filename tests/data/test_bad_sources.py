@@ -36,7 +36,7 @@ def floats(*rows):
 VECTORS = [
     ("a.xyz", b"1 2", "is empty, has a header line alone"),
     ("a.parquet", b"PAR1" + b"x" * 99, "is not a file of the form parquet"),
-    ("a.npy", npy(X)[:-9], "is not a file of the form npy, .*truncated"),
+    ("a.npy", npy(X)[:-9], "is not a file of the form npy .*truncated"),
     ("a.npy", X[0], r"\[7\]: numbers \[N, width\]"),
     ("a.npy", X[:0], r"\[0, 7\]"),
     ("a.npy", np.array([[{}]], object), "without Python objects"),
@@ -74,9 +74,8 @@ LABELS = [
     ),
 ]
 LISTS = [
-    ("list:b.txt", "a.png 1 0\n\nb.png 1 0 1\n", "b.txt is not a list of paths, each with 0 or 1"),
-    ("list:b.txt", "a.png 1 0\nb.png 1 2\n", "b.txt: .*labels other than 0 and 1 at row 1"),
-    ("list:b.txt", "a.png 5\nb.png\n", "b.txt is not a list of paths"),
+    ("list:b.txt", "a.png 1 0\n\nb.png 1 0 1\n", "b.txt: .*an item has a number twice"),
+    ("list:b.txt", "a.png 1 0\nb.png 1 1\nb.png 1 2\n", "b.txt: .*an item has a number twice"),
     ("list:b.txt", "a.png 5\nb.png -2\n", "label -2"),
     ("list:b.txt", "", "none of its 0 images exists"),
     ("list:b.txt", "a.png\nno.png\n", r"1 of 2 images .*no.png: not found\); .* limit of 1 %"),
@@ -194,9 +193,9 @@ OBJECTS = [
     (X40, {"names": ["a"]}, "1 name, array has 40 items"),
     (X40, {"ids": IDS[:40] / 2}, r"ids: float64 \[40\], expected ids"),
     (X40[0], {}, r"array is float32 \[7\]"),
-    (PIXELS / 255, {}, "images are uint8"),
+    (PIXELS + 255.5, {}, "first image: float64 .* expected uint8, or floats from 0 to 1"),
     (Items([]), {}, "Items has no items"),
-    (Items([{"image": 1}]), {}, "item 0: dict is not an array of numbers, nor an image"),
+    (Items([{"image": {}}]), {}, "item 0: dict of object is not an array of numbers, nor an image"),
     (3, {}, "int has no items"),
     (PICTURES, {"image_column": "picture"}, "has no column 'picture' .*--read image_column"),
     (PICTURES, {"vectors": "image"}, "numbers .N, width. are needed"),

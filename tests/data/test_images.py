@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from gpq_faiss.data.base import image_files
+from gpq_faiss.data.base import Reader, image_files
 from gpq_faiss.data.images import decode_image, resize_square
-from gpq_faiss.data.reader import Reader
 from gpq_faiss.encoder import to_images, to_vectors
 from gpq_faiss.errors import DataError
 

@@ -6,6 +6,8 @@ import io
 import json
 import pickle
 import zipfile
+from decimal import Decimal
+from pathlib import Path
 
 import datasets
 import h5py
@@ -19,7 +21,8 @@ import scipy.sparse
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from image_files import hub, label_texts, png, put, refused, save, shard
+from image_files import Items, hub, label_texts, png, put, refused, save, shard
+from PIL import Image
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, random_split
 from torchvision.datasets import ImageFolder
 
@@ -52,6 +55,7 @@ HOT_FORMS = {
     "bfloat16": lambda hot: torch.tensor(hot).bfloat16(),
     "bools": lambda hot: (hot == 1).tolist(),
     "texts": lambda hot: hot.astype(str).tolist(),
+    "texts of bools": lambda hot: (hot == 1).astype(str).tolist(),
     "texts of floats": lambda hot: hot.astype(float).astype(str).tolist(),
     "texts and blanks": lambda hot: [" ".join(row) * ("1" in row) for row in hot.astype(str)],
     "written lists": lambda hot: [str(row.tolist()) for row in hot],
@@ -80,7 +84,7 @@ def test_rows_of_zeros_and_ones_are_multi_hot(width, form, random):
         ([[0, 1, 0], [0, 1]], "a number twice"),
         ([[0.3, 0.7], [1.0, 0.0]], "label 0.3: class numbers are whole"),
         ([0.5, 1.0], "label 0.5: class numbers are whole"),
-        ([{"a": 1}, {"b": 2}], "a dict or a list in a list"),
+        ([{"a": 1}, {"b": 2}], "a label is a dict"),
     ],
 )
 def test_rows_that_are_no_classes_are_refused(labels, message):
@@ -124,6 +128,9 @@ def test_labels_by_id_are_matched(order, form):
         (["16 0", "2,10", "0"] * 4, ["0 16", "2 10", "0"] * 4),
         (["1.000e+00", "1.1000e+01", ""] * 4, ["1", "11", ""] * 4),
         (np.array([1, 3, -1] * 4), ["1", "3", ""] * 4),
+        (np.ma.masked_equal(Y, 1), ["0", "", "2"] * 4),
+        (np.ma.masked_invalid(np.where(Y == 2, np.nan, Y)), ["0", "1", ""] * 4),
+        (np.asmatrix(Y).T, ["0", "1", "2"] * 4),
         (["[1 9]", "[2]", "{}"] * 4, ["1 9", "2", ""] * 4),
         ([[-1, -1], [1, 0], [0, 1]] * 4, ["", "0", "1"] * 4),
         ([[1, 1, 3], [2], []] * 4, ["1 3", "2", ""] * 4),
@@ -176,8 +183,20 @@ def test_tables_of_labels_by_usual_and_by_named_columns(folder, name):
 
 def test_json_of_names_and_labels(folder):
     names = [f"{i}.png" for i in range(N)]
-    save(folder / "l.json", json.dumps(dict(zip(names[3:], CLASSES[3:], strict=True))))
-    assert label_texts(open_data(X, names=names, labels="l.json")) == ["", "", "", *CLASSES[3:]]
+    for form in (str, lambda name: [name], lambda name: [name] * 2):
+        labels = {name: form(label) for name, label in zip(names[3:], CLASSES[3:], strict=True)}
+        save(folder / "l.json", json.dumps(labels))
+        assert label_texts(open_data(X, names=names, labels="l.json")) == ["", "", "", *CLASSES[3:]]
+    pd.DataFrame({"image_id": names, "label": CLASSES}, range(9, N + 9)).to_json("l.json")
+    assert label_texts(open_data(X, names=names[::-1], labels="l.json")) == CLASSES[::-1]
+    refused(X, "has no column 'kind'", labels=dict(enumerate(CLASSES)), label_column="kind")
+
+
+@pytest.mark.parametrize("other", [0, -1])
+def test_a_column_for_each_class(folder, other):
+    columns = {f"c{i}": np.where(i == Y, 1, other) for i in range(3)}
+    pd.DataFrame({"image_id": range(N), **columns}).iloc[::-1].to_csv("l.csv", index=False)
+    assert label_texts(open_data(X, labels="l.csv")) == [f"c{i}" for i in Y]
 
 
 def test_rows_without_an_id_are_left_out(folder):
@@ -198,7 +217,8 @@ def test_a_table_without_ids_is_in_order_and_says_so(folder):
 
 @pytest.mark.parametrize("start", [0, 1])
 def test_ids_and_names_in_a_column_of_any_name_are_found(folder, start):
-    table = pd.DataFrame({"price": Y, "nr": range(start, N + start), "art": CLASSES}).iloc[::-1]
+    table = pd.DataFrame({"price": Y, "nr": range(start, N + start), "art": CLASSES})
+    table = table.iloc[::-1].reset_index(drop=True)
     options = {"labels": table, "label_column": "art"}
     if start == 1:
         refused(X, "has the id 12 in 'nr', but the data has no ids", **options)
@@ -214,7 +234,6 @@ def test_names_in_a_table_are_those_of_data_without_any(folder):
     table = pd.DataFrame({"path": names, "label": CLASSES})
     data = open_data(X, labels=table)
     assert (label_texts(data), data.texts["name"].tolist()) == (CLASSES, names)
-    refused(X, "is an id or name of the data", labels=dict(zip(names, CLASSES, strict=True)))
     refused(X, "is an id or name of the data", labels=table, ids=np.arange(N)[::-1])
 
 
@@ -231,6 +250,105 @@ def test_labels_that_are_a_column_of_the_frame(folder):
     assert label_texts(open_data(frame, labels=frame["kind"])) == CLASSES[::-1]
     twice = pd.concat([pd.Series(CLASSES[:6]), pd.Series(CLASSES[6:])])
     refused(X, "occurs more than once", labels=twice)
+
+
+KEYS = {
+    "bytes": lambda names: [name.encode() for name in names],
+    "categories": pd.Categorical,
+    "paths of Windows": lambda names: [f"C:\\\\photos\\\\{name}" for name in names],
+}
+
+
+@pytest.mark.parametrize("form", KEYS)
+def test_keys_of_any_type_are_matched(folder, form):
+    names = [f"p{i}.png" for i in range(N)]
+    order = np.random.default_rng(2).permutation(N)
+    keys = KEYS[form]([names[i] for i in order])
+    table = pd.DataFrame({"filename": keys, "label": [CLASSES[i] for i in order]})
+    table.to_parquet("l.parquet")
+    for labels in (table, "l.parquet"):
+        assert label_texts(open_data(X, names=names, labels=labels)) == CLASSES
+
+
+@pytest.mark.parametrize("form", [str, Decimal, float])
+def test_numbers_of_any_type_are_ids(folder, form):
+    table = pd.DataFrame({"id": list(map(form, range(N))), "label": CLASSES})
+    assert label_texts(open_data(X, labels=table.sample(frac=1.0, random_state=1))) == CLASSES
+    table["id"] = table["id"].astype("category")
+    assert label_texts(open_data(X, labels=table.sample(frac=1.0, random_state=1))) == CLASSES
+
+
+def test_counts_from_0_beside_counts_from_1_are_refused(folder):
+    pd.DataFrame({"label": CLASSES}).to_csv("l.csv")
+    counted = {"ids": range(1, N + 1)}, {"names": [f"{i}.png" for i in range(1, N + 1)]}
+    for items in counted:
+        for labels in ("l.csv", dict(enumerate(CLASSES))):
+            refused(X, "one counts from 0 and the other from 1", labels=labels, **items)
+    zero_based = {"names": [f"{i}.png" for i in range(N)]}
+    table = pd.DataFrame({"nr": range(1, N + 1), "label": CLASSES})
+    refused(X, "one counts from 0 and the other from 1", labels=table, **zero_based)
+
+
+def test_image_ids_go_before_ids_of_annotations(folder):
+    table = pd.DataFrame({"id": range(N), "image_id": range(N)[::-1], "label": CLASSES[::-1]})
+    assert label_texts(open_data(X, labels=table)) == CLASSES
+
+
+@pytest.mark.parametrize(
+    "part",
+    [slice(None, None, -1), slice(2, None, 3), slice(-5, 2, -1)],
+)
+def test_frames_are_aligned_by_their_index(folder, part):
+    table = pd.DataFrame({"label": CLASSES})
+    table[part].to_parquet("l.parquet")
+    expected = pd.Series("", range(N)).mask(table.index.isin(table.index[part]), CLASSES)
+    for labels in (table[part], "l.parquet", table["label"][part]):
+        assert label_texts(open_data(X, labels=labels)) == expected.tolist()
+    items = pd.DataFrame({"emb": list(X)}).sample(frac=1.0, random_state=1)
+    for labels in (table, table["label"], table.iloc[::-1]):
+        aligned = label_texts(open_data(items, labels=labels))
+        assert aligned == [CLASSES[i] for i in items.index]
+
+
+PAIRS = {
+    "array": np.array,
+    "items": lambda pairs: dict(pairs).items(),
+    "zip": lambda pairs: zip(*zip(*pairs, strict=True), strict=True),
+    "tuple": tuple,
+    "records": lambda pairs: [{"id": i, "label": label} for i, label in pairs],
+    "columns": lambda pairs: dict(zip(("id", "label"), zip(*pairs, strict=True), strict=True)),
+    "l.npy": lambda pairs: save(Path("l.npy"), np.array(pairs, [("id", "i8"), ("label", "U9")])),
+    "l.json": lambda pairs: save(Path("l.json"), json.dumps(PAIRS["records"](pairs))),
+}
+
+
+@pytest.mark.parametrize("form", PAIRS)
+def test_pairs_of_an_id_and_a_label_in_any_form(folder, form):
+    pairs = list(enumerate(CLASSES))[:2:-1]
+    assert label_texts(open_data(X, labels=PAIRS[form](pairs))) == ["", "", "", *CLASSES[3:]]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"f3": ["?", *["0.5"] * 11]}, "which column holds the vectors.*it has f0, f1, f2, f3"),
+        ({"genres": HOT.tolist()}, "which column holds the vectors"),
+    ],
+)
+def test_vectors_are_not_guessed(folder, columns, message):
+    table = pd.DataFrame(X, columns=[f"f{i}" for i in range(8)]).assign(**columns)
+    refused(table, message)
+    table.to_parquet("v.parquet")
+    refused("v.parquet", message)
+    np.savetxt("v.csv", X, delimiter=",", header=",".join(f"f{i}" for i in range(8)))
+    assert open_data("v.csv").matrix.shape == (N, 8)
+
+
+def test_parts_where_a_column_is_empty(folder):
+    for i, captions in enumerate((["a"] * N, [None] * N)):
+        pd.DataFrame({"emb": list(X), "caption": captions}).to_parquet(f"p{i}.parquet")
+    data = open_data("p*.parquet", keep="caption")
+    assert data.texts["caption"].tolist() == ["a"] * N + [""] * N
 
 
 @pytest.mark.parametrize(
@@ -280,6 +398,11 @@ def test_names_that_do_not_match_are_refused(folder):
     refused(X, "'photo' '1.png' occurs more than once", names=names, labels=table)
     indexed = pd.DataFrame({"label": CLASSES}, index=pd.Index(names, name="sample")).iloc[::-1]
     assert label_texts(open_data(X, names=names, labels=indexed)) == CLASSES
+    counted = pd.DataFrame({"id": range(N), "file": [f"b{i}" for i in range(N)], "label": CLASSES})
+    names = [f"a{i}" for i in range(N)]
+    refused(X, "no key of a label in 'file' is an id or name", names=names, labels=counted)
+    data = open_data(X, names=names, labels=counted, id_column="id")
+    assert label_texts(data) == CLASSES
 
 
 @pytest.mark.parametrize("text", ["{:03}.png {}", "{:03} {}", '"{:03}.png" {}'])
@@ -356,8 +479,7 @@ FOREIGN = {
     "a.db": (b"SQLite format 3\0", "is an SQLite database"),
     "a.faiss": (b"IxM2" + bytes(40), "is a Faiss index"),
     "a.csv.gz": (b"\x1f\x8b" + bytes(40), "is compressed: extract it"),
-    "a.safetensors": (b"x", "is a .safetensors file: save it as"),
-    "a.mat": (b"MATLAB 5.0", "is a MATLAB file: save its arrays"),
+    "a.safetensors": (bytes([9, *bytes(7)]) + b'{"a": 1}', "is a safetensors file: save its"),
     "a.bin": (bytes(100), "is a .bin file: save it as"),
     "a.yml": (b"version https://git-lfs.github.com/spec/v1\n", "is a pointer of Git LFS: run git"),
     "a.csv": (b"<!DOCTYPE html>\n", "is a page of HTML or XML: download"),
@@ -516,7 +638,7 @@ def test_vectors_in_objects(folder):
         sources = [h5["v"], list(X), X.tolist(), torch.tensor(X), list(torch.tensor(X))]
         for source in sources:
             np.testing.assert_array_equal(open_data(source).read(np.array([9, 2, 9])), X[[9, 2, 9]])
-    assert open_data(torch.tensor(X).bfloat16()).width == 8
+    assert open_data(torch.tensor(X).bfloat16()).matrix.shape == (N, 8)
 
 
 def test_vectors_and_labels_in_one_object(folder):
@@ -526,6 +648,13 @@ def test_vectors_and_labels_in_one_object(folder):
         assert label_texts(open_data(source)) == Y.astype(str).tolist()
         np.testing.assert_array_equal(open_data(source).read(slice(None)), X)
     assert open_data(TensorDataset(torch.tensor(X))).labels is None
+    named = [{"embedding": x, "target": y} for x, y in zip(X, Y.tolist(), strict=True)]
+    np.testing.assert_array_equal(open_data(named).read(slice(None)), X)
+    assert label_texts(open_data(named)) == Y.astype(str).tolist()
+    named = Items([(png(i), CLASSES[i]) for i in range(N)], classes=np.array(["c0", "c1", "c2"]))
+    assert label_texts(open_data(named)) == CLASSES
+    images = [Image.open(io.BytesIO(png(i))) for i in range(3)]
+    refused([(image, image) for image in images], "a label is a PngImageFile")
 
 
 def test_parts_of_torch_data_sets_keep_class_names(folder):
@@ -555,6 +684,7 @@ LAYOUTS = {
     "test_tube/1 flask/1": ["flask", "test_tube"],
     "photo/cat/1 photo/dog/1 sketch/cat/1 sketch/dog/2": ["cat", "cat", "dog", "dog"],
     "Latin/character01/1 Greek/character01/2": ["Greek", "Latin"],
+    "train/photo/cat/1 train/photo/dog/2 test/sketch/cat/1 test/sketch/dog/2": ["cat", "dog"] * 2,
     "train/x bus/y": ["bus", "train"],
     "train/x test/y": ["", ""],
     "set/train/b/x set/test/a/y": ["b", "a"],
@@ -565,6 +695,10 @@ LAYOUTS = {
     "images/mask/1 images/no_mask/2": ["mask", "no_mask"],
     "train/cat/1 train/dog/2 train/unlabeled/3": ["cat", "dog", ""],
     ".h/a cat/1 cat/._2 dog/x/3": ["cat", "dog"],
+    "labeled/cat/1 labeled/dog/2 unlabeled/3": ["cat", "dog", ""],
+    "train/labeled/cat/1 train/unlabeled/2 test/cat/3": ["cat", "", "cat"],
+    "image/1 table/2 extra/3 unlabeled_images/4": ["extra", "image", "table", ""],
+    "cat/1 cat/@__thumb/2 cat/thumbs/3 dog/1 ~snapshot/4 RECYCLER/5": ["cat", "dog"],
 }
 
 
@@ -583,6 +717,18 @@ def test_links_inside_the_tree_are_left_out(tmp_path):
     data = open_data(tmp_path / "i")
     assert label_texts(data) == ["cat", "cat", "dog", "dog", "emu"]
     assert "cat/dog2 is a link to a folder that is read anyway: left out" in data.notes
+    put(tmp_path, "s/dog/1.png", "s/.store/cat/2.png")
+    (tmp_path / "s/cat").symlink_to(".store/cat")
+    assert label_texts(open_data(tmp_path / "s")) == ["cat", "dog"]
+
+
+def test_a_folder_of_images_beside_a_table_is_a_folder(tmp_path):
+    put(tmp_path, *(f"{i}.png" for i in range(5)))
+    labels = save(tmp_path / "labels.csv", "file,label\n0.png,cat\n3.png,dog\n")
+    data = open_data(tmp_path)
+    assert (len(data), data.labels) == (5, None)
+    assert "1 files .csv left out" in data.notes
+    assert label_texts(open_data(tmp_path, labels=labels)) == ["cat", "", "", "dog", ""]
 
 
 # Scale --------------------------------------------------------------------------------------------
@@ -603,7 +749,6 @@ def test_another_scale_is_a_warning(factor, shift):
     ("labels", "note"),
     [
         (["cat", "?", "dog"] * 4, "'?' count as classes"),
-        (["red", "blue", "red, blue"] * 4, "red, blue: separate several labels of an item by |"),
         ([["x", name] for name in CLASSES], "every item has 'x': then no result can be wrong"),
         (["species", *["cat"] * 6, *["dog"] * 5], "the first item alone has 'species': is it a"),
         ([["cat", "z"], *[["cat"]] * 6, *[["dog"]] * 5], "the first item alone has 'z': is it a"),

@@ -193,13 +193,13 @@ def test_eight_bits_that_are_not_fused_stay_eight_bits():
     ("content", "message"),
     [
         (b"", "is empty, not an index"),
-        (b"SQLite format 3\0", "is an SQLite file: name the index beside it"),
-        (b"\x93NUMPY" + bytes(99), "is a NumPy array"),
+        (b"SQLite format 3\0", "is an SQLite database, not an index"),
+        (b"\x93NUMPY" + bytes(99), "is npy, not an index"),
         (b"PK\x03\x04" + bytes(99), "is a zip archive"),
-        (b"PAR1" + bytes(99), "is a Parquet file"),
-        (b"\x89PNG" + bytes(99), "is a file of an unknown kind"),
+        (b"PAR1" + bytes(99), "is parquet, not an index"),
+        (b"\x89PNG" + bytes(99), "is an image, not an index"),
         (b"IxPQ" + bytes(99), "is not an index file|damaged"),
-        (b"Index of all files\n", "is not an index file|damaged"),
+        (b"Index of all files\n", "is text, not an index"),
     ],
 )
 def test_other_file_is_named(tmp_path, content, message):

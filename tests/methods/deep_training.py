@@ -11,10 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from gpq_faiss.config import Config, preset, validate
-from gpq_faiss.data.base import Dataset
+from gpq_faiss.data.base import Dataset, Reader
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.protocols import Split, make_split
-from gpq_faiss.data.reader import Reader
 from gpq_faiss.experiment.grid import baseline_config
 from gpq_faiss.methods.registry import find_method
 from gpq_faiss.methods.trainable import TrainableMethod, TrainingBatch, embed_rows

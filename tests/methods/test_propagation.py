@@ -12,7 +12,7 @@ from sklearn.linear_model import RidgeCV
 
 from gpq_faiss import open_data
 from gpq_faiss.config import preset
-from gpq_faiss.data.reader import Reader
+from gpq_faiss.data.base import Reader
 from gpq_faiss.losses.classification import subspace_classification
 from gpq_faiss.methods import measure, propagation
 from gpq_faiss.methods.gpq import build_gpq

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from gpq_faiss.config import preset
+from gpq_faiss.data.base import Reader
 from gpq_faiss.data.open import open_data
-from gpq_faiss.data.reader import Reader
 from gpq_faiss.methods.gpq import build_gpq
 from gpq_faiss.methods.unseen import LEAST_AUC, has_unseen_classes, separation
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from model_factory import digits
 from safetensors.torch import save_file
 
+import gpq_faiss as gpq
 from gpq_faiss.config import TrainingConfig, preset
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.data.open import open_data
@@ -245,6 +246,28 @@ def test_a_diverging_training_is_an_error(tmp_path):
     with pytest.raises(DataError, match="learning_rate"):
         train_digits(tmp_path / "model", config=small(learning_rate=1e30, steps=50))
     assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("unlabelled", [1, 15])
+def test_a_few_unlabelled_items_are_enough(tmp_path, unlabelled):
+    x, y = np.random.default_rng(0).normal(size=(120, 8)), np.arange(120) % 4
+    x[np.arange(120), y] += 4
+    data = open_data(x, labels=np.where(np.arange(120) < unlabelled, -1, y))
+    config = preset("recommended").with_settings({"training": {"steps": 3}})
+    model = train(data, tmp_path / "model", config=config, protocol="none")
+    codes = gpq.encode(model, x, tmp_path / "codes.h5")
+    with gpq.RowReader(codes) as reader:
+        assert len(np.unique(reader.values, axis=0)) > 20
+
+
+def test_labels_of_other_items_are_a_warning(tmp_path, caplog):
+    x, y = np.random.default_rng(0).normal(size=(200, 8)), np.arange(200) % 4
+    x[np.arange(200), y] += 4
+    config = preset("recommended").with_settings({"training": {"steps": 1}})
+    for name, labels in (("right", y), ("shuffled", np.random.default_rng(1).permutation(y))):
+        train(open_data(x, labels=labels), tmp_path / name, config=config, labelled="20-per-class")
+        is_warned = "the labels hardly depend on the vectors" in caplog.text
+        assert is_warned == (name == "shuffled")
 
 
 def test_fewer_items_than_codewords_are_refused_before_the_first_step(tmp_path):

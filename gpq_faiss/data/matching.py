@@ -1,0 +1,249 @@
+"""Labels and names that stand beside the data, and which of the items they belong to."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError, UsageError
+from ..files import read_json
+from ..inputs import file_form, files_of, read_text
+from ..store.hdf5 import as_texts
+from .base import Dataset
+from .labels import ROW, WHOLE, Labels, composed, labels_of, plain_text
+from .tables import Options, Table, frame_table, open_tables, usual
+
+
+def with_names(dataset: Dataset, names: Any) -> Dataset:
+    """Return a data set with other names: the names, or a text with one per line."""
+    is_file = isinstance(names, str | os.PathLike)
+    names = read_text(Path(names).expanduser(), "names").rstrip().splitlines() if is_file else names
+    return replace(dataset, texts=dataset.texts | {"name": as_texts(map(plain_text, names))})
+
+
+def with_labels(dataset: Dataset, labels: Any, o: Options, index: Any = None) -> Dataset:
+    """Return a data set with other labels.
+
+    Args:
+        labels: files of a table or of labels in the order of the items; a table, a dict, pairs or a
+            Series by id or name; or values in the order of the items (:func:`.labels.labels_of`).
+        index: that of the frame of pandas with the items, if any. Labels of pandas are aligned.
+
+    Raises:
+        DataError: labels that match no item, are of another number, or cannot be read.
+    """
+    source, method = "labels", "in their order"
+    if isinstance(labels, str | os.PathLike):
+        files = files_of(labels)
+        source, labels = files[0].name, _read_labels(files)
+    is_pandas = hasattr(labels, "iloc") and labels.index.is_unique
+    if is_pandas and hasattr(index, "tolist") and {*labels.index} == {*index}:
+        labels = labels.reindex(index).reset_index(drop=True)
+    if isinstance(labels, tuple | Iterator | ItemsView):
+        labels = list(labels)
+    if _are_pairs(labels):
+        labels = dict(labels)
+    if _is_table(labels, o):
+        labels = frame_table(labels)
+    elif hasattr(labels, "items"):  # a dict, or a Series of pandas
+        is_ordered = is_pandas and labels.index.tolist() == [*range(len(dataset))]
+        columns = {
+            name: np.fromiter((pair[k] for pair in labels.items()), object)
+            for k, name in enumerate(("id", "label"))
+        }
+        labels = labels.tolist() if is_ordered else Table("labels", columns)
+    if isinstance(labels, Table):
+        dataset, attached, method = _matched(dataset, labels, o, source)
+    elif o.label_column or o.id_column:
+        raise UsageError(f"--read label_column, id_column: {source} has no columns")
+    else:
+        attached = labels_of(labels, source)
+    return replace(dataset, labels=attached, label_source=(source, method))
+
+
+# Files of labels ----------------------------------------------------------------------------------
+
+
+def _read_labels(files: Sequence[Path]) -> Any:
+    """Read labels as a table, as what is in JSON, or as lines in the order of the items.
+
+    In a text of one per line, a first line with a usual name, or of text above numbers, is a
+    header.
+    """
+    form, _ = file_form(files[0], "labels")
+    if form == "JSON of records":
+        return read_json(files[0], "labels")
+    if form not in ("text", "csv"):
+        return open_tables(files)
+    text = read_text(files[0], "labels").removesuffix("\n")
+    first, *following = lines = [line.strip().strip('"') for line in text.split("\n")]
+    are_rows = all(map(ROW.fullmatch, lines))
+    if re.search("[,;\t]", first) and not are_rows:
+        return open_tables(files)
+    words = [line.split(maxsplit=1) for line in lines if line]
+    if _are_pairs(words) and not are_rows:
+        return dict(words)
+    is_name = usual("labels", [first]) is not None and first not in following
+    is_number = [bool(ROW.fullmatch(x) or WHOLE.fullmatch(x) or x == "") for x in lines]
+    has_header = following and (is_name or (all(is_number[1:]) and not is_number[0]))
+    return following if has_header else lines
+
+
+def _are_pairs(rows: Any) -> bool:
+    """Return whether rows are an id or name and a label: more than three pairs, no key twice."""
+    is_array = isinstance(rows, np.ndarray) and rows.ndim == 2 and rows.dtype.kind in "OUS"
+    is_list = isinstance(rows, list) and all(isinstance(row, list | tuple) for row in rows)
+    keys = {_key(row[0]) for row in rows if len(row) == 2} if is_array or is_list else set()
+    return len(keys) > 3 and len(keys) == len(rows)
+
+
+def _is_table(labels: Any, o: Options) -> bool:
+    """Return whether labels have columns: a frame, a structured array, a dict with a column of
+    labels, or dicts that are rows."""
+    if isinstance(labels, Mapping):
+        return (o.label_column or usual("labels", labels)) in labels
+    are_rows = isinstance(labels, list) and all(isinstance(row, Mapping) for row in labels)
+    has_fields = isinstance(labels, np.ndarray) and labels.dtype.names
+    return bool((are_rows and labels) or has_fields or hasattr(labels, "columns"))
+
+
+# Rows of a table, and items -----------------------------------------------------------------------
+
+
+def _key(value: Any) -> str:
+    """Return an id or a name as text; whole floats are whole numbers."""
+    text = composed(plain_text(value).strip()).replace("\\", "/")
+    return text.partition(".")[0] if "." in text and WHOLE.fullmatch(text) else text
+
+
+_WAYS: dict[str, Callable[[str], str]] = {
+    "name": str,
+    "file name": os.path.basename,
+    "name without ending": lambda key: os.path.splitext(os.path.basename(key))[0],
+    "id": str,
+    "name without zeros": lambda key: os.path.splitext(os.path.basename(key))[0].lstrip("0"),
+}
+"""Ways in which a column of a table may name items; of two, the first one counts."""
+
+
+def _are_texts(keys: Iterable[str]) -> bool:
+    """Return whether any of the keys is no number, as ``0012`` is none."""
+    return any(not key.isdecimal() or key[0] == "0" != key for key in keys if key)
+
+
+def _matches(
+    keys_of: Mapping[str, list[str]],
+    item_keys: Mapping[str, list[str]],
+    preferred: str | None,
+    counter: str | None,
+) -> Iterator[tuple[Any, str, str, NDArray[np.int64], set[str]]]:
+    """Yield how columns of a table name items: each column that has half of the names that it could
+    have, or is the preferred or a counter.
+
+    Args:
+        keys_of: column -> its values.
+        item_keys: way -> the key of each item.
+        preferred: the column that was requested or has a usual name.
+        counter: a column with a name of :data:`.tables.USUAL` counters.
+
+    Yields:
+        The quality, a tuple: texts go before numbers, which match by chance (the row numbers that
+        pandas writes, counts), then the preferred column, the counter last, then the most matches;
+        the column; the way; the row of the table for each item, -1 for none; and the keys of other
+        items.
+    """
+    for column, keys in keys_of.items():
+        filled, rank = {*keys} - {""}, (column == preferred) - (column == counter)
+        for way, names in item_keys.items():
+            positions = {_WAYS[way](key): i for i, key in enumerate(keys) if key}
+            rows = np.array([positions.get(name, -1) for name in names])
+            count = int(np.count_nonzero(rows >= 0))
+            is_likely = 2 * count >= min(len(filled), len(names))
+            if count and len(positions) == len(filled) and (is_likely or rank):
+                quality = is_likely, _are_texts(keys), rank, count
+                yield quality, column, way, rows, positions.keys() - {*names}
+
+
+def _matched(
+    dataset: Dataset, table: Table, o: Options, source: str
+) -> tuple[Dataset, Labels, str]:
+    """Return the data set, the labels of its items by a table, and how they match.
+
+    Items are found by their names or ids. Row numbers count for data without ids, if the table has
+    no other names. A table without ids or names has one row for each item, in order. Data without
+    ids and names take the names of a table of as many rows, in its order.
+    """
+    labels, n = table.labels(o), len(dataset)
+    ids = list(map(str, dataset.ids.tolist()))
+    names = list(map(_key, dataset.texts.get("name", ())))
+    is_counted = ids == list(map(str, range(n)))
+    item_keys = {way: list(map(shorten, names)) for way, shorten in _WAYS.items()} | {"id": ids}
+    item_keys = {
+        way: keys
+        for way, keys in item_keys.items()
+        if (not is_counted if way == "id" else len({*keys}) == n)
+    }
+    label = o.label_column or usual("labels", table.kinds)
+    others = [n for n, kind in table.kinds.items() if kind not in ("list", "image") and n != label]
+    columns = [o.id_column] if o.id_column else others if len(table.kinds) > 1 else []
+    preferred, counter = o.id_column or usual("items", columns), usual("counters", columns)
+    keys_of = {
+        column: list(map(_key, table.values(table.column(column, "id_column"))))
+        for column in columns
+    }
+    matches = list(_matches(keys_of, item_keys, preferred, counter))
+    unknown = [
+        column
+        for column, keys in keys_of.items()
+        if names and not matches and _are_texts(keys) and len({*keys}) == n
+    ]
+    if is_counted and not matches and not unknown:
+        counts = {
+            column: keys
+            for column, keys in keys_of.items()
+            if column in (preferred, counter)
+            or {*keys} in ({*map(str, range(first, first + n))} for first in (0, 1))
+        }
+        matches = list(_matches(counts, {"id": ids}, preferred, counter))
+    none = None, next(iter(unknown), preferred or counter), "", np.arange(0), set[str]()
+    _, column, way, rows, unmatched = max(matches, key=itemgetter(0), default=none)
+    if column is None and (not columns or len(labels) == n):
+        return dataset, labels, "in their order" + ", as no column names ids" * bool(columns)
+    keys = keys_of[table.column(column, "id_column")]
+    if repeated := [key for key, count in Counter(keys).items() if count > 1 and key]:
+        raise DataError(
+            f"{source}: {column!r} {repeated[0]!r} occurs more than once: give each item one line, "
+            "its labels separated by |"
+        )
+    if not way and is_counted and not names and len(keys) == n:
+        return with_names(dataset, keys), labels, f"in their order, with the names in {column!r}"
+    if not way:
+        raise DataError(
+            f"{source}: no key of a label in {column!r} is an id or name of the data "
+            f"(it has {keys[:1]}, the data {(names or ids)[:1]}): give those of the data with "
+            "--read names=FILE or ids=FILE, or another column with --read id_column=NAME"
+        )
+    is_row = way == "id" and is_counted
+    if is_row and unmatched:
+        raise DataError(
+            f"{source} has the id {min(unmatched)} in {column!r}, but the data has no ids"
+            f"; its items are numbered from 0: give their ids with --read ids=FILE"
+        )
+    unlabelled = {item_keys.get(way, ids)[i] or "0" for i in np.flatnonzero(rows < 0)}
+    if sorted([[*unlabelled], [key or "0" for key in unmatched]]) == [["0"], [str(n)]]:
+        raise DataError(
+            f"{source}: of {column!r} and the data, one counts from 0 and the other from 1"
+            ": number both alike"
+        )
+    note = f" ({len(unmatched):,} rows are of other items)" if unmatched else ""
+    dataset.notes += ["ids are row numbers, from 0"] * is_row
+    return dataset, labels.at(rows), f"matched by {way} in {column!r}{note}"
