@@ -128,7 +128,7 @@ def without_gradient(value: Any) -> Any:
     """Return a tensor, a sparse or a masked array (masked: None) as an array; other objects
     unchanged."""
     value = value.toarray() if hasattr(value, "toarray") else value  # sparse, of scipy
-    if isinstance(value, np.ma.MaskedArray):
+    if np.ma.is_masked(value):
         value = np.array(value.tolist(), object)
     if not hasattr(value, "detach"):
         return np.asarray(value) if isinstance(value, np.ndarray) else value

@@ -290,8 +290,7 @@ def _texts(value: Any) -> tuple[str, ...]:
         return _texts_of(value)
     value = value.tolist() if hasattr(value, "tolist") else value
     is_list = isinstance(value, Iterable) and not isinstance(value, bytes | bytearray | Mapping)
-    items = list(value) if is_list else [value]
-    items = [item.tolist() if hasattr(item, "tolist") else item for item in items]
+    items = [x.tolist() if hasattr(x, "tolist") else x for x in (value if is_list else [value])]
     for item in items:
         is_list = isinstance(item, Iterable) and not isinstance(item, str | bytes)
         if is_list or not isinstance(item, Hashable):
@@ -327,17 +326,16 @@ def label_notes(labels: Labels, source: tuple[str, str]) -> list[str]:
     like a mistake. ``source`` says where they are from, and how they belong to the items.
     """
     counts = labels.counts()
-    sizes = [
-        f"{labels.class_names[c]} {counts[c]:,}" for c in np.argsort(-counts, kind="stable")[:10]
-    ]
-    sizes += [f"... ({len(counts) - 10:,} more)"] * (len(counts) > 10)
+    largest = np.argsort(-counts, kind="stable")
+    more = [f"... ({len(counts) - 10:,} more)"] * (len(counts) > 10)
+    sizes = [*(f"{labels.class_names[c]} {counts[c]:,}" for c in largest[:10]), *more]
     missing = ", ".join(repr(name) for name in labels.class_names if name.lower() in MISSING)
     single = int((counts == 1).sum())
-    alone, largest = labels.take(slice(0, 1)).counts() * (counts == 1), int(counts.argmax())
+    alone = labels.take(slice(0, 1)).counts() * (counts == 1)
     doubts = [
         (
-            counts[largest] == len(labels) > 1,
-            f"every item has {labels.class_names[largest]!r}: then no result can be wrong",
+            counts[largest[0]] == len(labels) > 1,
+            f"every item has {labels.class_names[largest[0]]!r}: then no result can be wrong",
         ),
         (missing, f"{missing} count as classes: leave such labels empty if they mean none"),
         (

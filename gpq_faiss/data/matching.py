@@ -45,8 +45,9 @@ def with_labels(dataset: Dataset, labels: Any, o: Options, index: Any = None) ->
     if isinstance(labels, str | os.PathLike):
         files = files_of(labels)
         source, labels = files[0].name, _read_labels(files)
-    is_pandas = hasattr(labels, "iloc") and labels.index.is_unique
-    if is_pandas and hasattr(index, "tolist") and {*labels.index} == {*index}:
+    is_pandas, has_ids = hasattr(labels, "iloc"), (dataset.ids != np.arange(len(dataset))).any()
+    is_unique = is_pandas and index is not None and labels.index.is_unique and index.is_unique
+    if is_unique and not has_ids and {*labels.index} <= {*index}:
         labels = labels.reindex(index).reset_index(drop=True)
     if isinstance(labels, tuple | Iterator | ItemsView):
         labels = list(labels)
@@ -56,11 +57,7 @@ def with_labels(dataset: Dataset, labels: Any, o: Options, index: Any = None) ->
         labels = frame_table(labels)
     elif hasattr(labels, "items"):  # a dict, or a Series of pandas
         is_ordered = is_pandas and labels.index.tolist() == [*range(len(dataset))]
-        columns = {
-            name: np.fromiter((pair[k] for pair in labels.items()), object)
-            for k, name in enumerate(("id", "label"))
-        }
-        labels = labels.tolist() if is_ordered else Table("labels", columns)
+        labels = labels.tolist() if is_ordered else _pairs_table("labels", [*labels.items()])
     if isinstance(labels, Table):
         dataset, attached, method = _matched(dataset, labels, o, source)
     elif o.label_column or o.id_column:
@@ -80,18 +77,18 @@ def _read_labels(files: Sequence[Path]) -> Any:
     header.
     """
     form, _ = file_form(files[0], "labels")
-    if form == "JSON of records":
+    if form == "JSON of records" and len(files) == 1:
         return read_json(files[0], "labels")
     if form not in ("text", "csv"):
         return open_tables(files)
-    text = read_text(files[0], "labels").removesuffix("\n")
+    text = "\n".join(read_text(file, "labels").removesuffix("\n") for file in files)
     first, *following = lines = [line.strip().strip('"') for line in text.split("\n")]
     are_rows = all(map(ROW.fullmatch, lines))
     if re.search("[,;\t]", first) and not are_rows:
         return open_tables(files)
     words = [line.split(maxsplit=1) for line in lines if line]
     if _are_pairs(words) and not are_rows:
-        return dict(words)
+        return _pairs_table(files[0].name, words)
     is_name = usual("labels", [first]) is not None and first not in following
     is_number = [bool(ROW.fullmatch(x) or WHOLE.fullmatch(x) or x == "") for x in lines]
     has_header = following and (is_name or (all(is_number[1:]) and not is_number[0]))
@@ -106,14 +103,22 @@ def _are_pairs(rows: Any) -> bool:
     return len(keys) > 3 and len(keys) == len(rows)
 
 
+def _pairs_table(source: str, pairs: Sequence[Sequence[Any]]) -> Table:
+    """Return the table of pairs of an id or name and a label."""
+    columns = [np.fromiter((pair[i] for pair in pairs), object) for i in (0, 1)]
+    return Table(source, dict(zip(("id", "label"), columns, strict=True)))
+
+
 def _is_table(labels: Any, o: Options) -> bool:
     """Return whether labels have columns: a frame, a structured array, a dict with a column of
     labels, or dicts that are rows."""
     if isinstance(labels, Mapping):
-        return (o.label_column or usual("labels", labels)) in labels
-    are_rows = isinstance(labels, list) and all(isinstance(row, Mapping) for row in labels)
-    has_fields = isinstance(labels, np.ndarray) and labels.dtype.names
-    return bool((are_rows and labels) or has_fields or hasattr(labels, "columns"))
+        column: Any = labels.get(o.label_column or usual("labels", labels))
+        return isinstance(column, Mapping) or np.ndim(column) > 0
+    if isinstance(labels, list):
+        return bool(labels) and all(isinstance(row, Mapping) for row in labels)
+    fields = getattr(getattr(labels, "dtype", None), "names", None)
+    return hasattr(labels, "columns") or fields is not None
 
 
 # Rows of a table, and items -----------------------------------------------------------------------
@@ -180,7 +185,8 @@ def _matched(
 
     Items are found by their names or ids. Row numbers count for data without ids, if the table has
     no other names. A table without ids or names has one row for each item, in order. Data without
-    ids and names take the names of a table of as many rows, in its order.
+    ids and names take the names of a table of as many rows, in its order (not of a dict, which has
+    none).
     """
     labels, n = table.labels(o), len(dataset)
     ids = list(map(str, dataset.ids.tolist()))
@@ -193,8 +199,8 @@ def _matched(
         if (not is_counted if way == "id" else len({*keys}) == n)
     }
     label = o.label_column or usual("labels", table.kinds)
-    others = [n for n, kind in table.kinds.items() if kind not in ("list", "image") and n != label]
-    columns = [o.id_column] if o.id_column else others if len(table.kinds) > 1 else []
+    columns = [o.id_column] if o.id_column else table.of_kind("text", "number", "bytes", "other")
+    columns = [name for name in columns if name != label and len(table.kinds) > 1]
     preferred, counter = o.id_column or usual("items", columns), usual("counters", columns)
     keys_of = {
         column: list(map(_key, table.values(table.column(column, "id_column"))))
@@ -224,7 +230,7 @@ def _matched(
             f"{source}: {column!r} {repeated[0]!r} occurs more than once: give each item one line, "
             "its labels separated by |"
         )
-    if not way and is_counted and not names and len(keys) == n:
+    if not way and is_counted and not names and len(keys) == n and table.source != "labels":
         return with_names(dataset, keys), labels, f"in their order, with the names in {column!r}"
     if not way:
         raise DataError(
@@ -244,6 +250,6 @@ def _matched(
             f"{source}: of {column!r} and the data, one counts from 0 and the other from 1"
             ": number both alike"
         )
-    note = f" ({len(unmatched):,} rows are of other items)" if unmatched else ""
     dataset.notes += ["ids are row numbers, from 0"] * is_row
-    return dataset, labels.at(rows), f"matched by {way} in {column!r}{note}"
+    others = f" ({len(unmatched):,} rows are of other items)" if unmatched else ""
+    return dataset, labels.at(rows), f"matched by {way} in {column!r}{others}"

@@ -210,10 +210,8 @@ def open_hf(source: Any, o: Options, name: str = "", mark: str = "") -> Dataset:
         if class_names := getattr(getattr(kind, "feature", kind), "names", None):
             numbers = table.values(column).tolist()
             table.arrays[column] = np.fromiter((named(n, class_names) for n in numbers), object)
-    mark = mark or fingerprint(
-        content_of(file["filename"] for file in source.cache_files), source._fingerprint
-    )
-    return open_table(name, table, o, mark)
+    content = content_of(file["filename"] for file in source.cache_files)
+    return open_table(name, table, o, mark or fingerprint(content, source._fingerprint))
 
 
 # Arrays, tensors, lists and map-style data sets of torch ------------------------------------------
@@ -256,9 +254,8 @@ def _targets(source: Any) -> tuple[Any, Any]:
             return np.concatenate([targets for targets, _ in parts]), parts[0][1]
     if getattr(source, "target_transform", None) is not None:
         return None, None
-    names = getattr(source, "classes", None)
-    names = list(names) if isinstance(names, Sequence | np.ndarray) else None
-    return without_gradient(getattr(source, "targets", None)), names
+    targets, names = getattr(source, "targets", None), getattr(source, "classes", None)
+    return without_gradient(targets), list(names) if isinstance(names, Sequence) else None
 
 
 def open_items(source: Any, o: Options) -> Dataset:
@@ -288,7 +285,8 @@ def open_items(source: Any, o: Options) -> Dataset:
         targets = [item(i)[1] for i in range(len(paths))] if targets is None else targets
         attributes = {
             "labels": Labels.from_ids(targets, classes)
-            if classes and {*map(type, targets)} <= {int, np.int64}
+            if classes
+            and all(isinstance(x, int | np.integer) or hasattr(x, "detach") for x in targets)
             else labels_of(targets, "labels"),
             "label_source": (name, "in its items"),
         }
@@ -439,7 +437,9 @@ def open_data(
     if "id" in attached:
         dataset = replace(dataset, ids=read_ids(without_gradient(attached["id"])))
     if "label" in attached:
-        dataset = with_labels(dataset, attached["label"], options, getattr(source, "index", None))
+        dataset = with_labels(
+            dataset, attached["label"], options, source.index if hasattr(source, "iloc") else None
+        )
     return source if isinstance(source, Dataset) and not attached else _completed(dataset)
 
 

@@ -28,16 +28,18 @@ from .tables import Options
 # Folders ------------------------------------------------------------------------------------------
 
 _FOLDERS = {
-    "training": {"train", "training"},
+    "training": {"train", "training", "labeled", "labelled"},
     "test": {"test", "testing", "val", "valid", "validation"},
-    "unlabelled": {"unlabeled", "unlabelled", "unsup"},
-    "containers": {"images", "imgs", "img", "jpegimages", "labeled", "labelled"},
+    "unlabelled": {"unlabeled", "unlabelled", "unsup", "unlabeled_images", "unlabelled_images"},
+    "containers": {"images", "imgs", "img", "jpegimages"},
     "annotations": {
         *("annotations", "annotation", "labels", "masks", "mask", "trimaps", "bboxes"),
         *("segmentation", "segmentations", "segmentationclass", "segmentationobject"),
     },
     "system": {
-        *("__macosx", "__pycache__", "recycler", "recycled", "lost+found", "found.000"),
+        *("@eadir", "@__thumb", "@recycle", "@recently-snapshot", "@synoresource", "@tmp"),
+        *("#recycle", "#snapshot", "~snapshot", "$recycle.bin", "recycler", "found.000"),
+        *("__macosx", "__pycache__", "lost+found"),
         *("system volume information", "temporary items", "network trash folder"),
         *("thumbnails", "thumbs", "_thumbs"),
     },
@@ -46,10 +48,11 @@ _FOLDERS = {
 
 
 def _part_of(folder: str) -> str:
-    """Return ``training``, ``test`` or ``unlabelled`` if a word of a folder's name says so, as in
-    ``seg_train`` and ``val2017``, else nothing."""
+    """Return ``training`` or ``test`` if a word of a folder's name says so, as in ``seg_train`` and
+    ``val2017``, ``unlabelled`` if its name does, else nothing."""
     words = {*re.findall("[a-z]+", folder.lower())}
-    return next((part for part in ("training", "test", "unlabelled") if words & _FOLDERS[part]), "")
+    other = "unlabelled" if folder.lower() in _FOLDERS["unlabelled"] else ""
+    return next((part for part in ("training", "test") if words & _FOLDERS[part]), other)
 
 
 def classes_of(names: Sequence[str]) -> list[str]:
@@ -71,7 +74,9 @@ def classes_of(names: Sequence[str]) -> list[str]:
     tops, nested = _first(paths), _first([path for path in paths if len(path) > 1])
     splits = {top for top in tops if _part_of(top) in ("training", "test")}
     others = {top for top in tops if not _part_of(top)}
-    if splits and (not others or len(splits) > 1 or (nested and others.isdisjoint(nested))):
+    if splits and (
+        not others or len(splits & nested) > 1 or (nested and others.isdisjoint(nested))
+    ):
         paths = _below_parents([path[1:] if path and path[0] in splits else [] for path in paths])
     if _are_domains(paths):
         paths = [path[1:] for path in paths]
@@ -114,9 +119,7 @@ def open_folder(path: str, o: Options) -> ImageDataset:
     name, root = f"folder:{path}", Path(path).expanduser()
     if not root.is_dir():
         raise DataError(f"{name} is no folder, or not found: extract it, and give the folder")
-    notes: list[str] = []
-    images: list[str] = []
-    unread = Counter[str]()
+    notes, images, unread = list[str](), list[str](), Counter[str]()
     visited = {whole := root.resolve()}
 
     def fail(error: OSError) -> None:
@@ -135,7 +138,7 @@ def open_folder(path: str, o: Options) -> ImageDataset:
             )
             is_repeated = is_inside or target in visited
             visited.add(whole if is_inside else target)
-            if subfolder.name[0] in ".@#$~" or subfolder.name.lower() in left_out or is_repeated:
+            if subfolder.name[0] == "." or subfolder.name.lower() in left_out or is_repeated:
                 below.remove(subfolder.name)
                 notes.append(
                     f"{shown(str(subfolder.relative_to(root)))} "

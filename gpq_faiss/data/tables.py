@@ -190,10 +190,6 @@ class Table:
                 )
                 for field in data.schema
             }
-            for index in (data.schema.pandas_metadata or {}).get("index_columns", []):
-                # pandas stores the bounds of a range, for example of a reversed frame.
-                if isinstance(index, dict) and (index["start"], index["step"]) != (0, 1):
-                    self.arrays["index"] = np.arange(index["start"], index["stop"], index["step"])
         for name, array in self.arrays.items():
             kind = "number" if array.dtype.kind in "iufb" else "text"
             self.kinds[name] = "list" if len(array.shape) > 1 else kind
@@ -276,11 +272,13 @@ class Table:
         label = o.label_column or usual("labels", self.kinds)
         label = next(iter(self.kinds)) if label is None and len(self.kinds) == 1 else label
         if label in (None, "y") and o.label_column is None:
-            classes = [n for n in self.kinds if n != o.id_column and not is_key(n)]
-            texts = [self.texts(name) for name in classes]
-            others = set().union(*texts) - {*YES}
+            columns = {n: self.texts(n) for n in self.kinds if n != o.id_column}
+            classes = [n for n in columns if not is_key(n) or {*columns[n]} <= {*YES, *NO}]
+            others = {text for name in classes for text in columns[name]} - {*YES}
             if len(classes) > 1 and (others <= {*NO} or others <= {"-1", "-1.0"}):
-                return Labels.from_multihot(np.isin(np.column_stack(texts), YES), classes)
+                return Labels.from_multihot(
+                    np.column_stack([np.isin(columns[name], YES) for name in classes]), classes
+                )
         label = self.column(label, "label_column")
         return labels_of(self.values(label), f"{self.source}: {label!r}")
 
@@ -430,15 +428,13 @@ def _npy(path: Path) -> dict[str, Matrix]:
 def _hdf5(path: Path) -> dict[str, Matrix]:
     """Return the arrays of numbers and of texts of an HDF5 file; others are left out."""
     with open_hdf5(path) as h5:
-        arrays: dict[str, Any] = {}
-        h5.visititems(lambda name, node: arrays.update({name: node}))
         return {
             name: (
                 Hdf5Array(path, name)
                 if node.dtype.kind in "iufb"
                 else np.array(node.asstr(errors="replace")[:], dtype=np.str_)
             )
-            for name, node in arrays.items()
+            for name, node in h5.items()
             if getattr(node, "shape", ()) and node.dtype.kind in "iufbOS"
         }
 
@@ -484,6 +480,9 @@ def frame_table(source: Any) -> Table:
         if isinstance(source, dict | list | np.ndarray):
             source = pandas.DataFrame(source)
         data = pyarrow.table(source)
+        if hasattr(source, "iloc") and source.index.tolist() != [*range(len(source))]:
+            # Also a range, for example of a reversed frame.
+            data = pyarrow.Table.from_pandas(source, preserve_index=True)
     except Exception as error:  # from pyarrow, or the table's library
         raise DataError(
             f"{location} has a column that cannot be converted ({one_line(error)})"
@@ -491,7 +490,4 @@ def frame_table(source: Any) -> Table:
         ) from None
     index = (data.schema.pandas_metadata or {}).get("index_columns", [])
     names = ["index" if n in index and not is_key(n) else n for n in data.schema.names]
-    # Renaming drops the metadata, which has the bounds of an index.
-    return Table(
-        location, {}, data.rename_columns(names).replace_schema_metadata(data.schema.metadata)
-    )
+    return Table(location, {}, data.rename_columns(names))

@@ -234,6 +234,7 @@ def test_names_in_a_table_are_those_of_data_without_any(folder):
     table = pd.DataFrame({"path": names, "label": CLASSES})
     data = open_data(X, labels=table)
     assert (label_texts(data), data.texts["name"].tolist()) == (CLASSES, names)
+    refused(X, "is an id or name of the data", labels=dict(zip(names, CLASSES, strict=True)))
     refused(X, "is an id or name of the data", labels=table, ids=np.arange(N)[::-1])
 
 
@@ -300,9 +301,8 @@ def test_image_ids_go_before_ids_of_annotations(folder):
 )
 def test_frames_are_aligned_by_their_index(folder, part):
     table = pd.DataFrame({"label": CLASSES})
-    table[part].to_parquet("l.parquet")
     expected = pd.Series("", range(N)).mask(table.index.isin(table.index[part]), CLASSES)
-    for labels in (table[part], "l.parquet", table["label"][part]):
+    for labels in (table[part], table["label"][part]):
         assert label_texts(open_data(X, labels=labels)) == expected.tolist()
     items = pd.DataFrame({"emb": list(X)}).sample(frac=1.0, random_state=1)
     for labels in (table, table["label"], table.iloc[::-1]):
@@ -342,6 +342,15 @@ def test_vectors_are_not_guessed(folder, columns, message):
     refused("v.parquet", message)
     np.savetxt("v.csv", X, delimiter=",", header=",".join(f"f{i}" for i in range(8)))
     assert open_data("v.csv").matrix.shape == (N, 8)
+
+
+@pytest.mark.parametrize("name", ["l{}.json", "l{}.txt"])
+def test_labels_in_parts(folder, name):
+    for i, rows in enumerate(np.array_split(np.arange(N), 3)):
+        records = [{"id": int(row), "label": CLASSES[row]} for row in rows]
+        lines = "".join(f"{row} {CLASSES[row]}\n" for row in rows)
+        save(folder / name.format(i), lines if name.endswith("txt") else json.dumps(records))
+    assert label_texts(open_data(X, labels=name.format("*"))) == CLASSES
 
 
 def test_parts_where_a_column_is_empty(folder):
@@ -651,8 +660,10 @@ def test_vectors_and_labels_in_one_object(folder):
     named = [{"embedding": x, "target": y} for x, y in zip(X, Y.tolist(), strict=True)]
     np.testing.assert_array_equal(open_data(named).read(slice(None)), X)
     assert label_texts(open_data(named)) == Y.astype(str).tolist()
-    named = Items([(png(i), CLASSES[i]) for i in range(N)], classes=np.array(["c0", "c1", "c2"]))
-    assert label_texts(open_data(named)) == CLASSES
+    for labels in (CLASSES, torch.tensor(Y), Y.astype(np.uint8)):
+        items = [(png(i), label) for i, label in enumerate(labels)]
+        named = Items(items, classes=["c0", "c1", "c2"])
+        assert label_texts(open_data(named)) == CLASSES
     images = [Image.open(io.BytesIO(png(i))) for i in range(3)]
     refused([(image, image) for image in images], "a label is a PngImageFile")
 
@@ -696,7 +707,8 @@ LAYOUTS = {
     "train/cat/1 train/dog/2 train/unlabeled/3": ["cat", "dog", ""],
     ".h/a cat/1 cat/._2 dog/x/3": ["cat", "dog"],
     "labeled/cat/1 labeled/dog/2 unlabeled/3": ["cat", "dog", ""],
-    "train/labeled/cat/1 train/unlabeled/2 test/cat/3": ["cat", "", "cat"],
+    "train_station/1 train_interior/2 kitchen/3": ["kitchen", "train_interior", "train_station"],
+    "labeled/1 blank/2": ["blank", "labeled"],
     "image/1 table/2 extra/3 unlabeled_images/4": ["extra", "image", "table", ""],
     "cat/1 cat/@__thumb/2 cat/thumbs/3 dog/1 ~snapshot/4 RECYCLER/5": ["cat", "dog"],
 }
