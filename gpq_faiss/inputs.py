@@ -188,7 +188,7 @@ def file_form(path: Path, description: str) -> tuple[str, str]:
     )
     if form == "a zip archive":
         form, remedy = _ZIPS.get(ending, (form, remedy))
-    if head[8:10] == b'{"':
+    if head[6:10] == b'\0\0{"':  # after the length of the header, 8 bytes
         form, remedy = "a safetensors file", "save its arrays as .npy or .npz"
     elif head[:1] == b"I" and head[:4].isalnum() and b"\0" in head:
         form, remedy = "a Faiss index", "save the vectors that it was built from as .npy"
