@@ -20,7 +20,7 @@ DATA is a path; its type is detected, or given by a prefix such as features:
   fashion-mnist[:ROOT]        Fashion-MNIST by torchvision
   nuswide:ROOT                NUS-WIDE in its official layout, 21 concepts
   folder:PATH                 images in one folder per class
-  list:FILE                   lines of an image path and 0/1 labels
+  list:FILE                   lines of an image path and 0/1 labels or class numbers
   csv:FILE, parquet:FILE      tables with a column of image paths and one of labels
   webdataset:FILES            WebDataset shards, as 'shard-*.tar'
   hf:FOLDER                   a Hugging Face data set that save_to_disk wrote

@@ -133,7 +133,7 @@ _MAGIC: dict[bytes, tuple[str, str]] = {
     b"%PDF": ("a PDF", "export its table as CSV"),
     b"\xd0\xcf\x11\xe0": ("an Excel sheet", "save it as CSV"),
     **dict.fromkeys((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"(\xb5/\xfd"), ("compressed", _UNPACK)),
-    b"PK": ("a zip archive", _UNPACK),
+    **dict.fromkeys((b"PK\3\4", b"PK\5\6"), ("a zip archive", _UNPACK)),
     **dict.fromkeys((b"Rar!", b"7z\xbc\xaf"), ("an archive", _UNPACK)),
     **dict.fromkeys([bytes((0x80, version)) for version in range(2, 6)], ("a pickle", _PICKLE)),
     **dict.fromkeys(
@@ -181,14 +181,19 @@ def file_form(path: Path, description: str) -> tuple[str, str]:
     """
     with reading(path, description), path.open("rb") as file:
         head = file.read(512)
-    ending = path.suffix.lower()
+    ending, is_text = path.suffix.lower(), not re.search(rb"[\0-\x08\x0e-\x1f]", head)
     form, remedy = next(
-        (form for start, form in _MAGIC.items() if head.startswith(start)),
+        (
+            form
+            for start, form in _MAGIC.items()
+            # Words such as RIFF may begin a text.
+            if head.startswith(start) and not (is_text and start.isalnum())
+        ),
         (ENDINGS.get(ending, "text"), ""),
     )
     if form == "a zip archive":
         form, remedy = _ZIPS.get(ending, (form, remedy))
-    if head[8:10] == b'{"':
+    if head[6:10] == b'\0\0{"':  # after the length of the header, 8 bytes
         form, remedy = "a safetensors file", "save its arrays as .npy or .npz"
     elif head[:1] == b"I" and head[:4].isalnum() and b"\0" in head:
         form, remedy = "a Faiss index", "save the vectors that it was built from as .npy"

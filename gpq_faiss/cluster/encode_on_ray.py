@@ -69,7 +69,7 @@ def encode_on_ray(
     encoder = _RayEncoder(
         **vars(Encoder.load(model, amp=amp)),
         address=address,
-        workers_device=device,
+        worker_device=device,
         opening=opening,
     )
     return encode(
@@ -82,12 +82,12 @@ class _RayEncoder(Encoder):
     """An encoder whose network runs on the workers of a Ray cluster.
 
     Attributes:
-        address, workers_device: the cluster and the device, as for :func:`encode_on_ray`.
+        address, worker_device: the cluster and the device, as for :func:`encode_on_ray`.
         opening: opens the data on a node.
     """
 
     address: str
-    workers_device: str
+    worker_device: str
     opening: Callable[[], Dataset]
 
     def code_batches(
@@ -97,8 +97,8 @@ class _RayEncoder(Encoder):
         are consecutive, in batches.
         """
         with connected(self.address) as ray:
-            has_gpu = self.workers_device != "cpu" and "GPU" in ray.cluster_resources()
-            if self.workers_device.startswith("cuda") and not has_gpu:
+            has_gpu = self.worker_device != "cpu" and "GPU" in ray.cluster_resources()
+            if self.worker_device.startswith("cuda") and not has_gpu:
                 raise UsageError(f"the cluster at {self.address} has no GPU: use --device cpu")
             # A worker reads ahead within a part, and another worker repeats it if the first dies.
             # Ray takes seconds to start on 10,000 parts.

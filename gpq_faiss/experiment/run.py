@@ -120,6 +120,9 @@ def run_experiment(
             if not (folder / f"split_{split_hash}.json").exists():
                 make_split(dataset, **arguments).save(folder / f"split_{split_hash}.json")
         todo = [spec for spec in specs if overwrite or not is_done(folder, spec)]
+        for spec in specs:  # a kill may have left the work of a run that was written
+            if spec not in todo:
+                shutil.rmtree(folder / _PARTIAL / _work_folder(spec), ignore_errors=True)
         summary = Summary(folder, len(specs), len(specs) - len(todo))
         results = Parallel(n_jobs=jobs, return_as="generator_unordered")(
             delayed(complete_run)(dataset, spec, folder, options) for spec in todo

@@ -63,7 +63,7 @@ def open_index(source: Any, *, changes: bool = True) -> Index:
         lists, crc = open_lists(path)
         index = _with_items(Index((lists,), lists.codebooks, form="lists"), path, crc)
     else:
-        raise DataError(f"{path} is {kind}, not {_EXPECTED}")
+        raise DataError(f"{path} is not {_EXPECTED}; its content: {kind}")
     return _with_changes(index, path) if changes else index
 
 

@@ -98,6 +98,21 @@ _CONFIDENCE = 0.9
 """Minimum probability of the class of an unlabelled image that is learnt."""
 
 
+def _check_accuracy(accuracy: float, labels: Floats) -> None:
+    """Warn if a leave-one-out accuracy is that of chance, where most classes have several items;
+    ``labels`` are multi-hot, float32 [n, C]."""
+    counts = labels.sum(axis=0)
+    share = counts.max() / len(labels)
+    chance = share + 2 * np.sqrt(share * (1 - share) / len(labels))
+    if accuracy <= chance < 1 and np.median(counts[counts > 0]) > 1:
+        log.warning(
+            "the labels hardly depend on the vectors: leave-one-out accuracy is %.0f %%, and "
+            "that of naming the most frequent class %.0f %%: are both in the same order?",
+            100 * accuracy,
+            100 * share,
+        )
+
+
 class PosteriorCodes(CodeMethod):
     """From images or features to item vectors, which consist of codewords, and to query vectors.
 
@@ -394,14 +409,7 @@ class PosteriorCodes(CodeMethod):
             100 * self.accuracy,
             noise,
         )
-        most = labels.mean(axis=0).max()
-        if self.accuracy <= most + 2 * np.sqrt(most * (1 - most) / len(labels)):
-            log.warning(
-                "the labels hardly depend on the vectors: leave-one-out accuracy is %.0f %%, and "
-                "that of naming the most frequent class %.0f %%: are both in the same order?",
-                100 * self.accuracy,
-                100 * most,
-            )
+        _check_accuracy(self.accuracy, labels)
         if config.network.noise == "auto" and not self.backbone.spec.hidden:
             head.noise = noise
         if not config.training.batch_unlabelled or not len(unlabelled):

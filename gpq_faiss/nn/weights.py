@@ -50,7 +50,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """Read the tensors of a ``.safetensors`` or ``.pth`` file.
 
     A ``.pth`` file holds a state dict, or one under "state_dict". Names lose the prefix of torch's
-    wrappers for several GPUs (``module.``), or of the models of this package.
+    wrappers for several GPUs (``module.``), of Lightning (``model.``), or of the models of this
+    package.
 
     Raises:
         DataError: the file holds none.
@@ -68,7 +69,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         state = state.get("state_dict", state)
         if not all(isinstance(value, Tensor) for value in state.values()):
             raise TypeError("not a state dict of tensors")
-        for prefix in ("module.", "network.backbone."):
+        for prefix in ("module.", "model.", "network.backbone.", "backbone."):
             consume_prefix_in_state_dict_if_present(state, prefix)
         return dict(state)
 

@@ -102,7 +102,7 @@ async def _problem(_: Request, error: Exception) -> Response:
         return JSONResponse({"error": str(error.detail)}, error.status_code, error.headers)
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
-        field = ".".join(str(name)[:50] for name in first["loc"][1:]) or "body"
+        field = ".".join(str(name)[:50] for name in first["loc"][1:]) or "body (JSON)"
         return JSONResponse({"error": " ".join(f"{field}: {first['msg']}".split())[:300]}, 422)
     if isinstance(error, GpqError):
         return JSONResponse({"error": str(error)}, 422)

@@ -72,7 +72,7 @@ def _file(path: Path) -> dict[str, Any]:
         return _index(path)
     if path.suffix.lower() in (".onnx", ".pt2"):
         return _encoder(path)
-    raise DataError(f"{path} is {kind}: {_SUPPORTED}")
+    raise DataError(f"{path}: content of the form {kind}: {_SUPPORTED}")
 
 
 def _code_sizes(shape: tuple[int, ...]) -> dict[str, int]:

@@ -81,7 +81,7 @@ def search(
                 f"({encoder.codebooks_fingerprint}): build the index with this model"
             )
         dataset = open_queries(queries)
-        positions = parse_rows(rows or ":", len(dataset))
+        positions = parse_rows(":" if rows is None else rows, len(dataset))
         positions, vectors = encoder.embed_rows(dataset, positions, queries=True)
         searched: Index | DeviceIndex = opened
         description = f"{opened.ntotal:,} items"

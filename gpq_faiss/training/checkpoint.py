@@ -91,6 +91,7 @@ def load_checkpoint(
         for name, values in groups.items()
         if name.isdecimal()
     }
-    method.load_state_dict(groups["method"])
+    with reading(path, "a checkpoint of this version (start again with --overwrite)"):
+        method.load_state_dict(groups["method"])
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
     return RunState(**json.loads(metadata["state"]), best_state=groups["best"])

@@ -353,6 +353,14 @@ def test_labels_in_parts(folder, name):
     assert label_texts(open_data(X, labels=name.format("*"))) == CLASSES
 
 
+@pytest.mark.parametrize("name", ["PK", "RIFF", "BZh", "MATLAB", "7 chars"])
+def test_texts_that_begin_as_binary_files_do_are_read(folder, name):
+    pd.DataFrame({name: range(N), "label": CLASSES}).iloc[::-1].to_csv("l.csv", index=False)
+    assert label_texts(open_data(X, labels="l.csv", id_column=name)) == CLASSES
+    save(folder / "l.jsonl", "\n".join(json.dumps({"l": int(y)}, separators=(",", ":")) for y in Y))
+    assert label_texts(open_data(X, labels="l.jsonl", label_column="l")) == [str(y) for y in Y]
+
+
 def test_parts_where_a_column_is_empty(folder):
     for i, captions in enumerate((["a"] * N, [None] * N)):
         pd.DataFrame({"emb": list(X), "caption": captions}).to_parquet(f"p{i}.parquet")

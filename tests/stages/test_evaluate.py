@@ -76,6 +76,14 @@ def test_model_of_another_split_is_refused(models, tmp_path, section, change, me
         evaluate(models / "ours", digits(), compare=["pq", str(changed_model)])
 
 
+def test_models_of_other_seeds_with_the_same_split_are_compared(models, tmp_path):
+    other = shutil.copytree(models / "paper", tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    config["split"]["seed"] = 1  # the split is that of the same files
+    (other / "config.json").write_text(json.dumps(config))
+    assert "gpq (paper)" in evaluate(models / "ours", digits(), compare=[str(other)]).measured
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -268,6 +268,10 @@ def test_labels_of_other_items_are_a_warning(tmp_path, caplog):
         train(open_data(x, labels=labels), tmp_path / name, config=config, labelled="20-per-class")
         is_warned = "the labels hardly depend on the vectors" in caplog.text
         assert is_warned == (name == "shuffled")
+    caplog.clear()
+    train(open_data(x, labels=y), tmp_path / "few", config=config, labelled="1-per-class")
+    train(open_data(x, labels=np.arange(200) < 3), tmp_path / "rare", config=config)
+    assert "the labels hardly depend" not in caplog.text
 
 
 def test_fewer_items_than_codewords_are_refused_before_the_first_step(tmp_path):
