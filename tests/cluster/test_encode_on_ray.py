@@ -98,24 +98,23 @@ def interrupt(monkeypatch, method, after):
 
 
 @pytest.mark.parametrize(
-    ("begin", "end", "method", "after", "rows"),
+    ("method", "after", "rows"),
     [
-        (plain, on_ray, "append", 40, "1,000"),
-        (on_ray, plain, "append", 40, "1,000"),
-        (plain, on_ray, "finish", 0, "3,000"),
+        ("append", 40, "1,000"),
+        ("finish", 0, "3,000"),
     ],
 )
-def test_an_interrupted_run_is_continued_with_or_without_a_cluster(
-    ray, folder, tmp_path, monkeypatch, caplog, begin, end, method, after, rows
+def test_an_interrupted_run_is_continued_on_a_cluster(
+    ray, folder, tmp_path, monkeypatch, caplog, method, after, rows
 ):
     out = tmp_path / "codes.h5"
     with monkeypatch.context() as patch:
         interrupt(patch, method, after)
         with pytest.raises(KeyboardInterrupt):
-            begin(folder, out)
+            plain(folder, out)
     assert not out.exists()
     with caplog.at_level("INFO"):
-        end(folder, out)
+        on_ray(folder, out)
     assert f"resuming after row {rows}" in caplog.text
     assert out.read_bytes() == (folder / "plain.h5").read_bytes()
 
