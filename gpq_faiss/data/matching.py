@@ -36,7 +36,8 @@ def with_labels(dataset: Dataset, labels: Any, o: Options, index: Any = None) ->
     Args:
         labels: files of a table or of labels in the order of the items; a table, a dict, pairs or a
             Series by id or name; or values in the order of the items (:func:`.labels.labels_of`).
-        index: that of the frame of pandas with the items, if any. Labels of pandas are aligned.
+        index: that of the frame of pandas with the items, if any. Labels in pandas are aligned with
+            it, unless the data has ids of its own.
 
     Raises:
         DataError: labels that match no item, are of another number, or cannot be read.
@@ -52,7 +53,7 @@ def with_labels(dataset: Dataset, labels: Any, o: Options, index: Any = None) ->
     if isinstance(labels, tuple | Iterator | ItemsView):
         labels = list(labels)
     if _are_pairs(labels):
-        labels = dict(labels)
+        labels = _pairs_table("labels", labels)
     if _is_table(labels, o):
         labels = frame_table(labels)
     elif hasattr(labels, "items"):  # a dict, or a Series of pandas
@@ -152,7 +153,7 @@ def _matches(
     counter: str | None,
 ) -> Iterator[tuple[Any, str, str, NDArray[np.int64], set[str]]]:
     """Yield how columns of a table name items: each column that has half of the names that it could
-    have, or is the preferred or a counter.
+    have, and the preferred column and the counter if they have any.
 
     Args:
         keys_of: column -> its values.

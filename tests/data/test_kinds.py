@@ -85,6 +85,7 @@ def test_rows_of_zeros_and_ones_are_multi_hot(width, form, random):
         ([[0.3, 0.7], [1.0, 0.0]], "label 0.3: class numbers are whole"),
         ([0.5, 1.0], "label 0.5: class numbers are whole"),
         ([{"a": 1}, {"b": 2}], "a label is a dict"),
+        ([[[i], [0]] for i in range(5)], "a label is a list"),
     ],
 )
 def test_rows_that_are_no_classes_are_refused(labels, message):
