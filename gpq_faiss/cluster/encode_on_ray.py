@@ -26,6 +26,7 @@ from ..encoder import Encoder
 from ..errors import DataError, GpqError, MismatchError, UsageError, one_line, optional
 from ..evaluation.ranking import usable_cores
 from ..progress import levels, stage
+from ..signals import deferred_signals
 from ..stages.encode import encode, make_header
 
 
@@ -65,15 +66,19 @@ def encode_on_ray(
         UsageError: no GPU; Ray is not installed.
     """
     opening = partial(open_data, data, **read)
-    # On the CPU: this process does not run the network, and may have no GPU.
-    encoder = _RayEncoder(
-        **vars(Encoder.load(model, amp=amp)),
-        address=address,
-        worker_device=device,
-        opening=opening,
-    )
     return encode(
-        encoder, opening(), out, keep_features=False, batch_size=batch_size, overwrite=overwrite
+        # On the CPU: this process does not run the network, and may have no GPU.
+        _RayEncoder(
+            **vars(Encoder.load(model, amp=amp)),
+            address=address,
+            worker_device=device,
+            opening=opening,
+        ),
+        opening(),
+        out,
+        keep_features=False,
+        batch_size=batch_size,
+        overwrite=overwrite,
     )
 
 
@@ -111,11 +116,13 @@ class _RayEncoder(Encoder):
             ).map_batches(
                 _Worker,
                 fn_constructor_kwargs={
-                    "folder": os.getcwd(),
-                    "model": (self.source, "cuda" if has_gpu else "cpu"),
-                    "amp": self.amp,
-                    "opening": self.opening,
-                    "fingerprint": make_header("codes", self, dataset).fingerprint(),
+                    "options": {
+                        "folder": os.getcwd(),
+                        "model": (self.source, "cuda" if has_gpu else "cpu"),
+                        "amp": self.amp,
+                        "opening": self.opening,
+                        "fingerprint": make_header("codes", self, dataset).fingerprint(),
+                    },
                 },
                 fn_kwargs={"batch_size": batch_size},
                 batch_size=1,
@@ -138,11 +145,15 @@ class _RayEncoder(Encoder):
                     encoding.advance(batch_size)
 
 
+@dataclass
 class _Worker:
-    """Encodes parts of the data in an actor of a Ray cluster, which keeps its model and data."""
+    """Encodes parts of the data in an actor of a Ray cluster, which keeps its model and data.
 
-    def __init__(self, **options: Any) -> None:
-        self.options = options
+    Attributes:
+        options: what to open, and where.
+    """
+
+    options: dict[str, Any]
 
     @cached_property
     def opened(self) -> tuple[Encoder, Dataset]:
@@ -206,14 +217,15 @@ def connected(address: str) -> Iterator[Any]:
     # machine.
     ray._private.ray_constants.ENABLE_RAY_CLUSTER = address != "local"
     try:
-        ray.init(
-            address,
-            num_cpus=usable_cores() if address == "local" else None,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            ignore_reinit_error=True,
-        )
+        with deferred_signals():  # which restores the handler of SIGTERM that Ray replaces
+            ray.init(
+                address,
+                num_cpus=usable_cores() if address == "local" else None,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                ignore_reinit_error=True,
+            )
         yield ray
     except GpqError:
         raise
