@@ -233,6 +233,11 @@ def _evaluate_codes(
             raise DataError(f"{codes}: no item has a label: encode labelled data")
         labels = Labels(np.asarray(reader.labels), reader.header.class_names)
         Z, packed, ids = reader.header.codebooks, np.asarray(reader.values), np.asarray(reader.ids)
+    if not {*labels.class_names} & {*query_labels.class_names}:
+        raise DataError(
+            f"no class of {queries.name} ({query_labels.class_names[0]}, ...) is one of {codes} "
+            f"({labels.class_names[0]}, ...): give both the same names of classes"
+        )
     classes = tuple(dict.fromkeys((*labels.class_names, *query_labels.class_names)))
     query_labels, labels = query_labels.over(classes), labels.over(classes)
     database = np.flatnonzero(labels.has())
