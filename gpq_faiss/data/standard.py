@@ -77,7 +77,10 @@ def classes_of(names: Sequence[str]) -> list[str]:
     if splits and (
         not others or len(splits & nested) > 1 or (nested and others.isdisjoint(nested))
     ):
-        paths = _below_parents([path[1:] if path and path[0] in splits else [] for path in paths])
+        paths = [path[1:] if path and path[0] in splits else [] for path in paths]
+        inner = _FOLDERS["training"] | _FOLDERS["test"]  # as in train/labeled/cat
+        is_split = [len(path) > 1 and path[0].lower() in inner for path in paths]
+        paths = _below_parents([path[i:] for path, i in zip(paths, is_split, strict=True)])
     if _are_domains(paths):
         paths = [path[1:] for path in paths]
     return [path[0] if path and _part_of(path[0]) != "unlabelled" else "" for path in paths]
