@@ -15,18 +15,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, UsageError
-from ..files import read_json
 from ..inputs import file_form, files_of, read_text
 from ..store.hdf5 import as_texts
 from .base import Dataset
 from .labels import ROW, WHOLE, Labels, composed, labels_of, plain_text
-from .tables import Options, Table, frame_table, open_tables, usual
+from .tables import Options, Table, frame_table, open_tables, read_records, usual
 
 
 def with_names(dataset: Dataset, names: Any) -> Dataset:
-    """Return a data set with other names: the names, or a text with one per line."""
-    is_file = isinstance(names, str | os.PathLike)
-    names = read_text(Path(names).expanduser(), "names").rstrip().splitlines() if is_file else names
+    """Return a data set with other names: the names, or a file, ``.npy`` or one name per line."""
+    if isinstance(names, str | os.PathLike):
+        path = Path(names).expanduser()
+        is_array = path.suffix == ".npy"
+        names = (
+            open_tables([path]).values("arr_0")
+            if is_array
+            else read_text(path, "names").rstrip().splitlines()
+        )
     return replace(dataset, texts=dataset.texts | {"name": as_texts(map(plain_text, names))})
 
 
@@ -58,7 +63,8 @@ def with_labels(dataset: Dataset, labels: Any, o: Options, index: Any = None) ->
         labels = frame_table(labels)
     elif hasattr(labels, "items"):  # a dict, or a Series of pandas
         is_ordered = is_pandas and labels.index.tolist() == [*range(len(dataset))]
-        labels = labels.tolist() if is_ordered else _pairs_table("labels", [*labels.items()])
+        key = "index" if is_pandas else "id"
+        labels = labels.tolist() if is_ordered else _pairs_table("labels", [*labels.items()], key)
     if isinstance(labels, Table):
         dataset, attached, method = _matched(dataset, labels, o, source)
     elif o.label_column or o.id_column:
@@ -79,7 +85,7 @@ def _read_labels(files: Sequence[Path]) -> Any:
     """
     form, _ = file_form(files[0], "labels")
     if form == "JSON of records" and len(files) == 1:
-        return read_json(files[0], "labels")
+        return read_records(files[0])
     if form not in ("text", "csv"):
         return open_tables(files)
     text = "\n".join(read_text(file, "labels").removesuffix("\n") for file in files)
@@ -104,10 +110,10 @@ def _are_pairs(rows: Any) -> bool:
     return len(keys) > 3 and len(keys) == len(rows)
 
 
-def _pairs_table(source: str, pairs: Sequence[Sequence[Any]]) -> Table:
-    """Return the table of pairs of an id or name and a label."""
+def _pairs_table(source: str, pairs: Sequence[Sequence[Any]], key: str = "id") -> Table:
+    """Return the table of pairs of an id or name, in column ``key``, and a label."""
     columns = [np.fromiter((pair[i] for pair in pairs), object) for i in (0, 1)]
-    return Table(source, dict(zip(("id", "label"), columns, strict=True)))
+    return Table(source, dict(zip((key, "label"), columns, strict=True)))
 
 
 def _is_table(labels: Any, o: Options) -> bool:
@@ -137,6 +143,7 @@ _WAYS: dict[str, Callable[[str], str]] = {
     "name without ending": lambda key: os.path.splitext(os.path.basename(key))[0],
     "id": str,
     "name without zeros": lambda key: os.path.splitext(os.path.basename(key))[0].lstrip("0"),
+    "id without zeros": lambda key: key.lstrip("0") or "0",
 }
 """Ways in which a column of a table may name items; of two, the first one counts."""
 
@@ -193,11 +200,14 @@ def _matched(
     ids = list(map(str, dataset.ids.tolist()))
     names = list(map(_key, dataset.texts.get("name", ())))
     is_counted = ids == list(map(str, range(n)))
-    item_keys = {way: list(map(shorten, names)) for way, shorten in _WAYS.items()} | {"id": ids}
+    item_keys = {
+        way: ids if way.startswith("id") else list(map(shorten, names))
+        for way, shorten in _WAYS.items()
+    }
     item_keys = {
         way: keys
         for way, keys in item_keys.items()
-        if (not is_counted if way == "id" else len({*keys}) == n)
+        if (not is_counted if keys is ids else len({*keys}) == n)
     }
     label = o.label_column or usual("labels", table.kinds)
     columns = [o.id_column] if o.id_column else table.of_kind("text", "number", "bytes", "other")
@@ -207,6 +217,11 @@ def _matched(
         column: list(map(_key, table.values(table.column(column, "id_column"))))
         for column in columns
     }
+    numberings = [
+        column
+        for column, keys in keys_of.items()
+        if {*keys} in [{*map(str, range(start, start + len(keys)))} for start in (0, 1)]
+    ]
     matches = list(_matches(keys_of, item_keys, preferred, counter))
     unknown = [
         column
@@ -215,10 +230,9 @@ def _matched(
     ]
     if is_counted and not matches and not unknown:
         counts = {
-            column: keys
-            for column, keys in keys_of.items()
-            if column in (preferred, counter)
-            or {*keys} in ({*map(str, range(first, first + n))} for first in (0, 1))
+            column: keys_of[column]
+            for column in columns
+            if column in (preferred, counter, *numberings)
         }
         matches = list(_matches(counts, {"id": ids}, preferred, counter))
     none = None, next(iter(unknown), preferred or counter), "", np.arange(0), set[str]()
@@ -226,7 +240,8 @@ def _matched(
     if column is None and (not columns or len(labels) == n):
         return dataset, labels, "in their order" + ", as no column names ids" * bool(columns)
     keys = keys_of[table.column(column, "id_column")]
-    if repeated := [key for key, count in Counter(keys).items() if count > 1 and key]:
+    repeated = [key for key, count in Counter(keys).items() if count > 1 and key]
+    if repeated and not (way and (column == preferred or _are_texts(keys))):
         raise DataError(
             f"{source}: {column!r} {repeated[0]!r} occurs more than once: give each item one line, "
             "its labels separated by |"
@@ -240,17 +255,33 @@ def _matched(
             "--read names=FILE or ids=FILE, or another column with --read id_column=NAME"
         )
     is_row = way == "id" and is_counted
+    item_numbers = {key.lstrip("0") or "0" for key in item_keys.get(way, ids)}
+    table_numbers = {_WAYS[way](key).lstrip("0") or "0" for key in keys if key}
+    ends, numbers = {"0", str(n)}, {*map(str, range(n + 1))}
+    has_both_ends = is_row or ends <= item_numbers or ends <= table_numbers
+    if item_numbers | table_numbers == numbers and not has_both_ends:
+        raise DataError(
+            f"{source}: of {column!r} and the data, one counts from 0 and the other from 1"
+            ": number both alike"
+        )
+    is_likely = len(keys) == n and is_row if column == counter else column in numberings
+    if is_likely and column != preferred and rows.tolist() != [*range(n)]:
+        raise DataError(
+            f"{source}: {column!r} may number the items, but does not count them in their order"
+            f": name it with --read id_column={column}, or leave it out (labels.to_numpy() of"
+            " pandas has no index)"
+        )
     if is_row and unmatched:
         raise DataError(
             f"{source} has the id {min(unmatched)} in {column!r}, but the data has no ids"
             f"; its items are numbered from 0: give their ids with --read ids=FILE"
         )
-    unlabelled = {item_keys.get(way, ids)[i] or "0" for i in np.flatnonzero(rows < 0)}
-    if sorted([[*unlabelled], [key or "0" for key in unmatched]]) == [["0"], [str(n)]]:
-        raise DataError(
-            f"{source}: of {column!r} and the data, one counts from 0 and the other from 1"
-            ": number both alike"
-        )
+    last_lines = {key: i for i, key in enumerate(keys)}
+    united = replace(labels, packed=labels.packed.copy())
+    np.bitwise_or.at(united.packed, [last_lines[key] for key in keys], labels.packed)
+    several = (united.packed != labels.packed)[rows[rows >= 0]].any(axis=1).sum()
+    if several:
+        dataset.notes.append(f"{several:,} ids have several lines, so several labels")
     dataset.notes += ["ids are row numbers, from 0"] * is_row
     others = f" ({len(unmatched):,} rows are of other items)" if unmatched else ""
-    return dataset, labels.at(rows), f"matched by {way} in {column!r}{others}"
+    return dataset, united.at(rows), f"matched by {way} in {column!r}{others}"

@@ -38,19 +38,20 @@ log = logging.getLogger(__name__)
 def open_table(name: str, table: Table, o: Options, mark: str = "", folder: str = "") -> Dataset:
     """Open the images that a column of paths lists, below ``root`` or ``folder``, or vectors.
 
-    A column of lists goes before paths of images, and these before columns of numbers.
+    Vectors that are named, or in a column of lists with a usual name, go before images, and these
+    before other columns of numbers.
     """
     images = {name: array for name, array in table.arrays.items() if len(array.shape) > 2}
     if images and (o.vectors or usual("vectors", table.of_kind("list"))) is None:
         if len(images) > 1:
             raise DataError(f"{name} has several arrays of images ({', '.join(images)}): save one")
         return replace(open_array(next(iter(images.values())), o), name=name, **table.attributes(o))
-    lists = [column for column in table.of_kind("list") if usual("labels", [column]) is None]
-    has_vectors = o.vectors is not None or (lists and o.image_column is None)
+    has_vectors = o.vectors or (o.image_column is None and usual("vectors", table.of_kind("list")))
     image = None if has_vectors else table.image_column(o.image_column)
+    attributes = table.attributes(o, image)
     if image is None:
-        attributes, (matrix, note) = table.attributes(o), table.vectors(o)
-        attributes["notes"] += [note] * (len(table.kinds) > 1)
+        matrix, notes = table.vectors(o)
+        attributes["notes"] += notes * (len(table.kinds) > 1)
         return FeatureDataset(
             name=name,
             fingerprint=mark or fingerprint("table", np.ascontiguousarray(matrix[:]).tobytes()),
@@ -64,10 +65,10 @@ def open_table(name: str, table: Table, o: Options, mark: str = "", folder: str 
         if not any(map(os.path.isfile, paths)):
             raise DataError(
                 f"{table.source}: none of its {len(paths):,} images exists "
-                f"({', '.join(paths[:1])}, for one): give their folder with --read root=DIR"
+                f"({', '.join(paths[:1])}, for one): give their folder with --read root=DIR, or "
+                "the column of vectors with --read vectors=NAME"
             )
-        return image_files(name, paths, listed, max_bad=o.max_bad, **table.attributes(o, image))
-    attributes = table.attributes(o)
+        return image_files(name, paths, listed, max_bad=o.max_bad, **attributes)
 
     def fetch(i: int) -> bytes | str:
         value = table.rows[image][i].as_py() or {}
@@ -232,7 +233,7 @@ def open_array(values: Any, o: Options) -> Dataset:
             ),
             matrix=array,
         )
-    to_pixels(array[0], "the array's first image")
+    to_pixels(array.max(axis=0), "the array's brightest pixels")
     return images_in_memory("array", array)
 
 
@@ -258,14 +259,20 @@ def _targets(source: Any) -> tuple[Any, Any]:
     return without_gradient(targets), list(names) if isinstance(names, Sequence) else None
 
 
+def _is_whole(label: Any) -> bool:
+    """Return whether a label is a class number, of Python, NumPy or torch."""
+    return isinstance(label, int | np.integer) or (hasattr(label, "detach") and label.ndim == 0)
+
+
 def open_items(source: Any, o: Options) -> Dataset:
     """Open a list or a map-style data set of images, in any form that :func:`.images.to_pixels`
     takes, of vectors, or of these and a label, as a pair or a dict.
 
     They are read on demand, by one thread at a time, so the source must return the same image each
-    time. Labels are its ``targets``, else in the items, which are then all read.
+    time. Labels are its ``targets``, else in the items, which are then all read. Raises DataError:
+    items that are sampled return other class numbers than the targets.
     """
-    name, lock = type(source).__name__, threading.Lock()
+    name, lock, returned = type(source).__name__, threading.Lock(), dict[int, Any]()
     is_indexed = {"__getitem__", "__len__"} <= {*dir(source)} and not isinstance(source, Mapping)
     if not is_indexed or not len(source):
         raise UsageError(f"{name} has no items [i]: a data set with len() and [i] is needed")
@@ -277,33 +284,40 @@ def open_items(source: Any, o: Options) -> Dataset:
             image = usual("images", value) or usual("vectors", value)
             value = value.get(image), value.get(usual("labels", value))
         is_tuple = isinstance(value, tuple) or (isinstance(value, list) and len(value) == 2)
-        return (*value, None)[:2] if is_tuple else (value, None)
+        image, returned[i] = (*value, None)[:2] if is_tuple else (value, None)
+        return image, returned[i]
 
-    paths, attributes = [f"item {i}" for i in range(len(source))], dict[str, Any]()
+    n, first, attributes = len(source), item(0)[0], dict[str, Any]()
+    targets: Any = None
     if o.with_labels:
         targets, classes = _targets(source)
-        targets = [item(i)[1] for i in range(len(paths))] if targets is None else targets
+        targets = [item(i)[1] for i in range(n)] if targets is None else targets
+        is_numbered = classes and all(map(_is_whole, targets))
         attributes = {
             "labels": Labels.from_ids(targets, classes)
-            if classes
-            and all(isinstance(x, int | np.integer) or hasattr(x, "detach") for x in targets)
+            if is_numbered
             else labels_of(targets, "labels"),
             "label_source": (name, "in its items"),
         }
-    first = item(0)[0]
     if not isinstance(first, ENCODED) and np.ndim(without_gradient(first)) == 1:
-        vectors = [item(i)[0] for i in range(len(paths))]
-        return replace(open_array(vectors, o), name=name, **attributes)
-    dataset = ImageDataset(
-        name=name,
-        fingerprint="",
-        paths=paths,
-        fetch=lambda i: item(i)[0],
-        max_bad=o.max_bad,
-        **attributes,
-    )
-    contents = [b"" if image is None else image.tobytes() for image in dataset.sample()]
-    return replace(dataset, fingerprint=fingerprint("items", str(len(paths)), *contents))
+        dataset: Dataset = open_array([item(i)[0] for i in range(n)], o)
+    else:
+        dataset = ImageDataset(
+            name=name,
+            fingerprint="",
+            paths=[f"item {i}" for i in range(n)],
+            fetch=lambda i: item(i)[0],
+            max_bad=o.max_bad,
+        )
+        contents = [b"" if image is None else image.tobytes() for image in dataset.sample()]
+        dataset.fingerprint = fingerprint("items", str(n), *contents)
+    for i, label in returned.items() if targets is not None else ():
+        if _is_whole(label) and _is_whole(targets[i]) and label != targets[i]:
+            raise DataError(
+                f"{name}: item {i} returns the label {label}, but its targets have {targets[i]}"
+                ": give the right ones as labels"
+            )
+    return replace(dataset, name=name, **attributes)
 
 
 # Forms --------------------------------------------------------------------------------------------

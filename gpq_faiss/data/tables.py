@@ -10,6 +10,7 @@ import csv
 import fnmatch
 import functools
 import io
+import json
 import re
 import tempfile
 import zipfile
@@ -105,6 +106,7 @@ _NAMES = ["name", "names", "path", "paths", "key", "keys", *_IMAGES]
 USUAL = {
     "vectors": [
         *["features", "x", "data", "embeddings", "embedding", "vectors", "vector", "emb", "arr0"],
+        *["feature", "feats", "feat", "imageembedding", "imageembeddings", "imgemb", "embed"],
     ],
     "labels": [
         *["labels", "label", "y", "class", "classes", "category", "finelabel", "target"],
@@ -285,7 +287,8 @@ class Table:
     def attributes(self, o: Options, images: str | None = None) -> dict[str, Any]:
         """Return labels, ids, texts and notes of the rows, as attributes of a data set.
 
-        Columns have their usual names if the options name none; ``images`` is a column of paths.
+        Columns have their usual names if the options name none; ``images`` is that of images, or of
+        their paths, which are the names.
         """
         label = o.label_column or (usual("labels", self.kinds) if o.with_labels else None)
         ids, names, notes = o.id_column or usual("ids", self.kinds), o.name_column, list[str]()
@@ -304,14 +307,15 @@ class Table:
             else:
                 attributes["ids"] = whole_numbers(values, f"{self.source}: {ids!r}")
         unused = [name for name in self.of_kind("text", "number") if name not in (ids, label)]
-        names = names or images or usual("names", unused)
+        names = names or (images if images in unused else usual("names", unused))
+        notes += [f"images are in column {images!r}"] * (images is not None)
         columns = {name: name for name in o.keep} | ({"name": names} if names else {})
         return attributes | {
             "texts": {text: self.texts(self.column(name, "keep")) for text, name in columns.items()}
         }
 
-    def vectors(self, o: Options) -> tuple[Matrix, str]:
-        """Return the vectors, and a note on their columns.
+    def vectors(self, o: Options) -> tuple[Matrix, list[str]]:
+        """Return the vectors, and notes on their columns.
 
         They are the requested columns (patterns such as ``f*`` match), a column of lists, or
         columns of numbers that are numbered (``f0``, ``f1`` ...) or the only ones.
@@ -338,7 +342,7 @@ class Table:
             rest = [*lists, *(chosen if numbered else [])]
             chosen = [name] if (name := usual("vectors", lists)) else rest
         if len(chosen) == 1:
-            return self.matrix(chosen[0]), f"vectors are in column {chosen[0]!r}"
+            return self.matrix(chosen[0]), [f"vectors are in column {chosen[0]!r}"]
         arrays = [self.arrays[name] for name in chosen if name in self.arrays]
         lengths = {array.shape[0] for array in arrays}
         are_numbers = {*map(self.kinds.get, chosen)} == {"number"}
@@ -353,7 +357,11 @@ class Table:
         matrix = LazyArray(
             shape, np.float64, lambda: np.column_stack([self.values(name) for name in chosen])
         )
-        return matrix, f"vectors are the {len(chosen):,} columns {chosen[0]!r} to {chosen[-1]!r}"
+        others = [repr(name[:40]) for name in self.kinds if name not in chosen][:20]
+        return matrix, [
+            f"vectors are the {len(chosen):,} columns {chosen[0]!r} to {chosen[-1]!r}",
+            *[f"columns that are not in the vectors: {', '.join(others)}"] * bool(others),
+        ]
 
     def image_column(self, requested: str | None) -> str | None:
         """Return the column of images or of their paths, if any: the requested, or a usual one."""
@@ -393,9 +401,7 @@ def open_tables(paths: Sequence[Path]) -> Table:
             _library("pyarrow", path).ipc.open_stream(path).read_all()
         ),
         "json": lambda path: _library("pyarrow.json", path).read_json(str(path)),
-        "JSON of records": lambda path: (
-            frame_table(_library("pandas", path).read_json(path, dtype=False)).data
-        ),
+        "JSON of records": lambda path: frame_table(read_records(path)).data,
         **dict.fromkeys(
             ("parquet", "arrow"),
             lambda path: _library("pyarrow.dataset", path).dataset(str(path), format=form),
@@ -425,16 +431,38 @@ def _npy(path: Path) -> dict[str, Matrix]:
     return {name: array[name] for name in array.dtype.names or ()} or {"arr_0": array}
 
 
+def read_records(path: Path) -> Any:
+    """Return what is in a JSON file: a dict, rows (also one in each line), or a table of pandas
+    (``orient="split"`` or ``"table"``). Raises DataError: it is that of COCO, or no JSON.
+    """
+    text = read_text(path, "JSON of records").strip()
+    with reading(path, "JSON of records"):
+        lines = text.split("\n") if text[:1] == "{" and "\n{" in text else []
+        value: Any = [json.loads(line) for line in lines if line] or json.loads(text)
+        names = {*value} if isinstance(value, dict) else set()
+        if {"images", "annotations"} <= names:
+            raise DataError(
+                f"{path} is JSON of COCO, with annotations of parts of images: save a table with "
+                "a file_name and a category in each line as CSV"
+            )
+        if "data" in names and names & {"columns", "schema"}:
+            value = _library("pandas", path).DataFrame(value["data"], columns=value.get("columns"))
+    return value
+
+
 def _hdf5(path: Path) -> dict[str, Matrix]:
-    """Return the arrays of numbers and of texts of an HDF5 file; others are left out."""
+    """Return the arrays of numbers and of texts of an HDF5 file and its groups; others are left
+    out."""
     with open_hdf5(path) as h5:
+        nodes = dict(h5.items())
+        h5.visititems(lambda name, node: nodes.update({name: node}))
         return {
             name: (
                 Hdf5Array(path, name)
                 if node.dtype.kind in "iufb"
                 else np.array(node.asstr(errors="replace")[:], dtype=np.str_)
             )
-            for name, node in h5.items()
+            for name, node in nodes.items()
             if getattr(node, "shape", ()) and node.dtype.kind in "iufbOS"
         }
 
