@@ -26,10 +26,9 @@ def with_names(dataset: Dataset, names: Any) -> Dataset:
     """Return a data set with other names: the names, or a file, ``.npy`` or one name per line."""
     if isinstance(names, str | os.PathLike):
         path = Path(names).expanduser()
-        is_array = path.suffix == ".npy"
         names = (
             open_tables([path]).values("arr_0")
-            if is_array
+            if path.suffix == ".npy"
             else read_text(path, "names").rstrip().splitlines()
         )
     return replace(dataset, texts=dataset.texts | {"name": as_texts(map(plain_text, names))})
@@ -122,10 +121,9 @@ def _is_table(labels: Any, o: Options) -> bool:
     if isinstance(labels, Mapping):
         column: Any = labels.get(o.label_column or usual("labels", labels))
         return isinstance(column, Mapping) or np.ndim(column) > 0
-    if isinstance(labels, list):
-        return bool(labels) and all(isinstance(row, Mapping) for row in labels)
+    are_rows = isinstance(labels, list) and {*map(type, labels)} == {dict}
     fields = getattr(getattr(labels, "dtype", None), "names", None)
-    return hasattr(labels, "columns") or fields is not None
+    return are_rows or hasattr(labels, "columns") or fields is not None
 
 
 # Rows of a table, and items -----------------------------------------------------------------------
@@ -222,19 +220,19 @@ def _matched(
         for column, keys in keys_of.items()
         if {*keys} in [{*map(str, range(start, start + len(keys)))} for start in (0, 1)]
     ]
-    matches = list(_matches(keys_of, item_keys, preferred, counter))
     unknown = [
         column
         for column, keys in keys_of.items()
-        if names and not matches and _are_texts(keys) and len({*keys}) == n
+        if names and _are_texts(keys) and len({*keys}) == n
     ]
-    if is_counted and not matches and not unknown:
-        counts = {
-            column: keys_of[column]
-            for column in columns
-            if column in (preferred, counter, *numberings)
-        }
-        matches = list(_matches(counts, {"id": ids}, preferred, counter))
+    row_numbers = {
+        column: keys
+        for column, keys in keys_of.items()
+        if column in (preferred, counter, *numberings) and is_counted and not unknown
+    }
+    matches = [*_matches(keys_of, item_keys, preferred, counter)] or [
+        *_matches(row_numbers, {"id": ids}, preferred, counter)
+    ]
     none = None, next(iter(unknown), preferred or counter), "", np.arange(0), set[str]()
     _, column, way, rows, unmatched = max(matches, key=itemgetter(0), default=none)
     if column is None and (not columns or len(labels) == n):
@@ -280,8 +278,9 @@ def _matched(
     united = replace(labels, packed=labels.packed.copy())
     np.bitwise_or.at(united.packed, [last_lines[key] for key in keys], labels.packed)
     several = (united.packed != labels.packed)[rows[rows >= 0]].any(axis=1).sum()
-    if several:
-        dataset.notes.append(f"{several:,} ids have several lines, so several labels")
-    dataset.notes += ["ids are row numbers, from 0"] * is_row
+    dataset.notes += [
+        *[f"{several:,} ids have several lines, so several labels"] * bool(several),
+        *["ids are row numbers, from 0"] * is_row,
+    ]
     others = f" ({len(unmatched):,} rows are of other items)" if unmatched else ""
     return dataset, united.at(rows), f"matched by {way} in {column!r}{others}"

@@ -41,11 +41,6 @@ def open_table(name: str, table: Table, o: Options, mark: str = "", folder: str 
     Vectors that are named, or in a column of lists with a usual name, go before images, and these
     before other columns of numbers.
     """
-    images = {name: array for name, array in table.arrays.items() if len(array.shape) > 2}
-    if images and (o.vectors or usual("vectors", table.of_kind("list"))) is None:
-        if len(images) > 1:
-            raise DataError(f"{name} has several arrays of images ({', '.join(images)}): save one")
-        return replace(open_array(next(iter(images.values())), o), name=name, **table.attributes(o))
     has_vectors = o.vectors or (o.image_column is None and usual("vectors", table.of_kind("list")))
     image = None if has_vectors else table.image_column(o.image_column)
     attributes = table.attributes(o, image)
@@ -58,6 +53,8 @@ def open_table(name: str, table: Table, o: Options, mark: str = "", folder: str 
             matrix=matrix,
             **attributes,
         )
+    if image in table.arrays and table.kinds[image] == "image":
+        return replace(open_array(table.arrays[image], o), name=name, **attributes)
     if table.kinds[image] not in ("image", "bytes"):
         listed = table.texts(image).tolist()
         folder = folder if o.root is None else os.path.expanduser(o.root)
@@ -107,7 +104,7 @@ def open_files(path: str, o: Options, *, form: str = "features") -> Dataset:
         if len(files) == len(metadata) and numbers[0] != numbers[1]:
             raise DataError(f"{name}: the files of img_emb and metadata have different numbers")
         table = Table(table.source, table.arrays, open_tables(metadata).data)
-    if table.of_kind("image", "bytes") and o.vectors is None:
+    if {*table.of_kind("image", "bytes")} - {*table.arrays} and o.vectors is None:
         return _open_by_datasets("parquet", name, list(map(str, files)), mark, o)
     return open_table(name, table, o, mark, str(files[0].parent))
 
@@ -116,12 +113,14 @@ def tables_in(folder: Path) -> list[Path]:
     """Return the tables of a folder in numeric order, those of a test part last; not ``.json``,
     which more often describes the others.
     """
-    files = [
-        file
-        for file in (*folder.glob("*"), *folder.glob("data/*"))
-        if file.suffix in {*ENDINGS} - {".json"}
-    ]
-    return sorted(files, key=lambda file: (file.name.startswith("test"), natural_order(file.name)))
+    return sorted(
+        (
+            file
+            for file in (*folder.glob("*"), *folder.glob("data/*"))
+            if file.suffix in {*ENDINGS} - {".json"}
+        ),
+        key=lambda file: (file.name.startswith("test"), natural_order(file.name)),
+    )
 
 
 def open_list(path: str, o: Options) -> Dataset:
@@ -177,12 +176,12 @@ def open_webdataset(path: str, o: Options) -> Dataset:
 
     Names are the keys. Labels are in ``.cls`` or a field of ``.json``; captions are no labels.
     """
-    if "://" not in path:
-        files = list(map(str, files_of(path)))
-        return _open_by_datasets("webdataset", f"webdataset:{path}", files, content_of(files), o)
-    public = re.sub(r"(?<=://)[^/?#]*@|[?#].*", "", path)  # a URL may hold a password and a token
-    # The fingerprint is that of the copy.
-    return _open_by_datasets("webdataset", f"webdataset:{public}", [path], "", o)
+    is_url = "://" in path
+    files = [path] if is_url else list(map(str, files_of(path)))
+    # A URL may hold a password and a token; the fingerprint is that of the copy.
+    public = re.sub(r"(?<=://)[^/?#]*@|[?#].*", "", path) if is_url else path
+    mark = "" if is_url else content_of(files)
+    return _open_by_datasets("webdataset", f"webdataset:{public}", files, mark, o)
 
 
 def open_hf(source: Any, o: Options, name: str = "", mark: str = "") -> Dataset:
@@ -211,8 +210,9 @@ def open_hf(source: Any, o: Options, name: str = "", mark: str = "") -> Dataset:
         if class_names := getattr(getattr(kind, "feature", kind), "names", None):
             numbers = table.values(column).tolist()
             table.arrays[column] = np.fromiter((named(n, class_names) for n in numbers), object)
-    content = content_of(file["filename"] for file in source.cache_files)
-    return open_table(name, table, o, mark or fingerprint(content, source._fingerprint))
+    files = [file["filename"] for file in source.cache_files]
+    mark = mark or fingerprint(content_of(files), source._fingerprint)
+    return open_table(name, table, o, mark)
 
 
 # Arrays, tensors, lists and map-style data sets of torch ------------------------------------------
@@ -433,8 +433,8 @@ def open_data(
     allowed = ["max_bad", *takes.split(), *["id_column", "label_column"] * ("label" in attached)]
     if wrong := [option for option in read if option not in allowed]:
         raise UsageError(f"--read {wrong[0]} does not apply to {form}: use {', '.join(allowed)}")
-    keep = read.get("keep") or ()
-    options = Options(**read | {"keep": keep.split(",") if isinstance(keep, str) else keep})
+    lists = {n: read[n].split(",") for n in ("keep", "vectors") if isinstance(read.get(n), str)}
+    options = Options(**read | lists)
     # A column of labels or ids that is named belongs to the labels beside the data, if any.
     columns: dict[str, Any] = (
         {"label_column": None, "id_column": None, "with_labels": False}

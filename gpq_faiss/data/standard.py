@@ -51,8 +51,10 @@ def _part_of(folder: str) -> str:
     """Return ``training`` or ``test`` if a word of a folder's name says so, as in ``seg_train`` and
     ``val2017``, ``unlabelled`` if its name does, else nothing."""
     words = {*re.findall("[a-z]+", folder.lower())}
-    other = "unlabelled" if folder.lower() in _FOLDERS["unlabelled"] else ""
-    return next((part for part in ("training", "test") if words & _FOLDERS[part]), other)
+    return next(
+        (part for part in ("training", "test") if words & _FOLDERS[part]),
+        "unlabelled" if folder.lower() in _FOLDERS["unlabelled"] else "",
+    )
 
 
 def classes_of(names: Sequence[str]) -> list[str]:

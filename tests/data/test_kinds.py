@@ -457,7 +457,8 @@ def test_a_first_line_with_an_image_is_no_header(folder):
 def test_several_arrays_of_one_row_are_refused(folder):
     images = np.zeros((N, 8, 8), np.uint8)
     np.savez("m.npz", train_images=images, test_images=images)
-    refused("m.npz", "several arrays of images \\(train_images, test_images\\)")
+    refused("m.npz", "several columns of images \\(train_images, test_images\\): name one")
+    assert len(open_data("m.npz", image_column="train_images")) == N
     np.savez("n.npz", **{f"img_{i}": X[i] for i in range(N)})
     refused("n.npz", "which column holds the vectors")
 
