@@ -23,14 +23,14 @@ from .tables import Options, Table, frame_table, open_tables, read_records, usua
 
 
 def with_names(dataset: Dataset, names: Any) -> Dataset:
-    """Return a data set with other names: the names, or a file, ``.npy`` or one name per line."""
+    """Return a data set with other names: the names, or a file of a table, or one per line."""
     if isinstance(names, str | os.PathLike):
         path = Path(names).expanduser()
-        names = (
-            open_tables([path]).values("arr_0")
-            if path.suffix == ".npy"
-            else read_text(path, "names").rstrip().splitlines()
-        )
+        if file_form(path, "names")[0] in ("text", "csv"):
+            names = read_text(path, "names").rstrip().splitlines()
+        else:
+            table = open_tables([path])
+            names = table.texts(usual("names", table.kinds) or next(iter(table.kinds)))
     return replace(dataset, texts=dataset.texts | {"name": as_texts(map(plain_text, names))})
 
 
@@ -62,7 +62,7 @@ def with_labels(dataset: Dataset, labels: Any, o: Options, index: Any = None) ->
         labels = frame_table(labels)
     elif hasattr(labels, "items"):  # a dict, or a Series of pandas
         is_ordered = is_pandas and labels.index.tolist() == [*range(len(dataset))]
-        key = "index" if is_pandas else "id"
+        key = usual("items", [labels.index.name]) or "index" if is_pandas else "id"
         labels = labels.tolist() if is_ordered else _pairs_table("labels", [*labels.items()], key)
     if isinstance(labels, Table):
         dataset, attached, method = _matched(dataset, labels, o, source)
@@ -158,7 +158,7 @@ def _matches(
     counter: str | None,
 ) -> Iterator[tuple[Any, str, str, NDArray[np.int64], set[str]]]:
     """Yield how columns of a table name items: each column that has half of the names that it could
-    have, and the preferred column and the counter if they have any.
+    have, of numbers only once, and the preferred column and the counter if they have any.
 
     Args:
         keys_of: column -> its values.
@@ -174,11 +174,12 @@ def _matches(
     """
     for column, keys in keys_of.items():
         filled, rank = {*keys} - {""}, (column == preferred) - (column == counter)
+        is_unique = len(filled) == sum(map(bool, keys)) or _are_texts(keys)
         for way, names in item_keys.items():
             positions = {_WAYS[way](key): i for i, key in enumerate(keys) if key}
             rows = np.array([positions.get(name, -1) for name in names])
             count = int(np.count_nonzero(rows >= 0))
-            is_likely = 2 * count >= min(len(filled), len(names))
+            is_likely = is_unique and 2 * count >= min(len(filled), len(names))
             if count and len(positions) == len(filled) and (is_likely or rank):
                 quality = is_likely, _are_texts(keys), rank, count
                 yield quality, column, way, rows, positions.keys() - {*names}
@@ -251,6 +252,8 @@ def _matched(
             f"{source}: no key of a label in {column!r} is an id or name of the data "
             f"(it has {keys[:1]}, the data {(names or ids)[:1]}): give those of the data with "
             "--read names=FILE or ids=FILE, or another column with --read id_column=NAME"
+            + ", or labels.to_numpy() in the order of the items"
+            * (column == "index")
         )
     is_row = way == "id" and is_counted
     item_numbers = {key.lstrip("0") or "0" for key in item_keys.get(way, ids)}

@@ -233,7 +233,8 @@ def open_array(values: Any, o: Options) -> Dataset:
             ),
             matrix=array,
         )
-    to_pixels(array.max(axis=0), "the array's brightest pixels")
+    for pixels in (array.min(axis=0), array.max(axis=0)):
+        to_pixels(pixels, "the array's darkest or brightest pixels")
     return images_in_memory("array", array)
 
 

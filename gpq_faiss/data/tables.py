@@ -488,7 +488,8 @@ def _csv(path: Path) -> Any:
     text = read_text(path, "a table with a header line").lstrip("\n# ")
     first = text.partition("\n")[0]
     separator = max(",;\t|", key=first.count)
-    names = [name.strip() for name in next(csv.reader([first], delimiter=separator), [])]
+    cells = next(csv.reader([first], delimiter=separator), [])
+    names = [name.strip() or f"Unnamed: {i}" for i, name in enumerate(cells)]
     texts = [name for name in names if usual("labels", [name]) or usual("keys", [name]) is not None]
     counted = [str(i) for i in range(len(names))]
     is_row = any(map(is_image_name, names)) or all(map(_NUMBER.fullmatch, names))

@@ -73,7 +73,7 @@ LABELS = [
     (
         "l.csv",
         ",label\n3,a\n0,b\n2,c\n1,d\n",
-        "'' may number the items, but does not count them in",
+        "'Unnamed: 0' may number the items, but does not count them in",
     ),
     ("l.json", '{"images": [{"id": 1}], "annotations": []}', "l.json is JSON of COCO.*a file_name"),
     ("l.csv", "id,label\n77,cat\n", "no key of a label in 'id' is .* the data .it has .'77'"),
@@ -212,7 +212,7 @@ OBJECTS = [
     (X40, {"ids": IDS[:40] / 2}, r"ids: float64 \[40\], expected ids"),
     (X40[0], {}, r"array is float32 \[7\]"),
     *[
-        (images, {}, "brightest pixels: float64 .* expected uint8, or floats from 0 to 1")
+        (images, {}, "or brightest pixels: float64 .* expected uint8, or floats from 0 to 1")
         for images in (PIXELS + 255.5, PIXELS + np.arange(40.0).reshape(-1, 1, 1, 1))
     ],
     (Items([(png(i), i % 2) for i in range(9)], targets=[1] * 9), {}, "item 0 returns the label 0"),
