@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +52,8 @@ def with_labels(dataset: Dataset, labels: Any, o: Options, index: Any = None) ->
     is_unique = is_pandas and index is not None and labels.index.is_unique and index.is_unique
     if is_unique and not has_ids and {*labels.index} <= {*index}:
         labels = labels.reindex(index).reset_index(drop=True)
-    if isinstance(labels, tuple | Iterator | ItemsView):
-        labels = list(labels)
-    if _are_pairs(labels):
-        labels = _pairs_table("labels", labels)
+    rows = list(labels) if isinstance(labels, tuple | Iterator | ItemsView) else labels
+    labels = _pairs_table("labels", rows) if _are_pairs(rows) else rows
     if _is_table(labels, o):
         labels = frame_table(labels)
     elif hasattr(labels, "items"):  # a dict, or a Series of pandas
@@ -89,11 +85,10 @@ def _read_labels(files: Sequence[Path]) -> Any:
         return open_tables(files)
     text = "\n".join(read_text(file, "labels").removesuffix("\n") for file in files)
     first, *following = lines = [line.strip().strip('"') for line in text.split("\n")]
-    are_rows = all(map(ROW.fullmatch, lines))
-    if re.search("[,;\t]", first) and not are_rows:
+    if {*first} & {*",;\t"} and not all(map(ROW.fullmatch, lines)):
         return open_tables(files)
     words = [line.split(maxsplit=1) for line in lines if line]
-    if _are_pairs(words) and not are_rows:
+    if _are_pairs(words):
         return _pairs_table(files[0].name, words)
     is_name = usual("labels", [first]) is not None and first not in following
     is_number = [bool(ROW.fullmatch(x) or WHOLE.fullmatch(x) or x == "") for x in lines]
@@ -179,10 +174,11 @@ def _matches(
             positions = {_WAYS[way](key): i for i, key in enumerate(keys) if key}
             rows = np.array([positions.get(name, -1) for name in names])
             count = int(np.count_nonzero(rows >= 0))
-            is_likely = is_unique and 2 * count >= min(len(filled), len(names))
-            if count and len(positions) == len(filled) and (is_likely or rank):
-                quality = is_likely, _are_texts(keys), rank, count
-                yield quality, column, way, rows, positions.keys() - {*names}
+            is_likely = 2 * count >= min(len(filled), len(names))
+            is_complete = count and len(positions) == len(filled)
+            if is_complete and (rank or (is_likely and is_unique)):
+                others = positions.keys() - {*names}
+                yield (is_likely, _are_texts(keys), rank, count), column, way, rows, others
 
 
 def _matched(
@@ -235,7 +231,7 @@ def _matched(
         *_matches(row_numbers, {"id": ids}, preferred, counter)
     ]
     none = None, next(iter(unknown), preferred or counter), "", np.arange(0), set[str]()
-    _, column, way, rows, unmatched = max(matches, key=itemgetter(0), default=none)
+    _, column, way, rows, unmatched = max(matches, key=lambda match: match[0], default=none)
     if column is None and (not columns or len(labels) == n):
         return dataset, labels, "in their order" + ", as no column names ids" * bool(columns)
     keys = keys_of[table.column(column, "id_column")]

@@ -81,8 +81,9 @@ def classes_of(names: Sequence[str]) -> list[str]:
     ):
         paths = [path[1:] if path and path[0] in splits else [] for path in paths]
         inner = _FOLDERS["training"] | _FOLDERS["test"]  # as in train/labeled/cat
-        is_split = [len(path) > 1 and path[0].lower() in inner for path in paths]
-        paths = _below_parents([path[i:] for path, i in zip(paths, is_split, strict=True)])
+        paths = _below_parents(
+            [path[1:] if path[1:] and path[0].lower() in inner else path for path in paths]
+        )
     if _are_domains(paths):
         paths = [path[1:] for path in paths]
     return [path[0] if path and _part_of(path[0]) != "unlabelled" else "" for path in paths]
@@ -165,10 +166,9 @@ def open_folder(path: str, o: Options) -> ImageDataset:
             f"{name} contains no images ({'; '.join(notes) or 'it is empty'})"
             f": images end in {', '.join(sorted(IMAGE_SUFFIXES))}, vectors need features:PATH"
         )
-    is_test = {file: "test" in map(_part_of, file.split("/")[:-1]) for file in images}
     order = sorted(  # test folders last, in each part the unlabelled ones
         zip(classes_of(images), images, strict=True),
-        key=lambda item: (is_test[item[1]], not item[0], item),
+        key=lambda item: ("test" in map(_part_of, item[1].split("/")[:-1]), not item[0], item),
     )
     return image_files(
         name,

@@ -181,7 +181,6 @@ class Table:
 
     def __init__(self, source: str, arrays: Mapping[str, Matrix], data: Any = None) -> None:
         self.source, self.arrays, self.rows = source, dict(arrays), data
-        fields: Iterable[Any] = () if data is None else data.schema
         self.data: Any = (
             None if data is None else _library("pyarrow.dataset", source).dataset([data])
         )
@@ -189,7 +188,7 @@ class Table:
             field.name: next(
                 kind for kind, form in _KINDS.items() if re.match(form, str(field.type))
             )
-            for field in fields
+            for field in (() if data is None else data.schema)
         }
         for name, array in self.arrays.items():
             kind = "number" if array.dtype.kind in "iufb" else "text"
@@ -353,9 +352,10 @@ class Table:
                 f"{', '.join((lists or list(self.kinds))[:20])}): name them with --read"
                 " vectors=NAME or a pattern, 'f*'"
             )
-        shape = len(self.values(chosen[0])), len(chosen)
         matrix = LazyArray(
-            shape, np.float64, lambda: np.column_stack([self.values(name) for name in chosen])
+            (len(self.values(chosen[0])), len(chosen)),
+            np.float64,
+            lambda: np.column_stack([self.values(name) for name in chosen]),
         )
         others = [repr(name[:40]) for name in self.kinds if name not in chosen][:20]
         return matrix, [

@@ -116,7 +116,7 @@ def test_labels_by_id_are_matched(order, form):
         (pd.Series([("a", "b", "c"), ("b",), ()] * 4), ["a b c", "b", ""] * 4),
         ({i: ("a", name, "z") for i, name in enumerate(CLASSES)}, [f"a {c} z" for c in CLASSES]),
         (
-            pd.DataFrame({"id": [3, 1, 3, 1], "label": ["a", "b", "c", "b"]}),
+            pd.DataFrame({"index": range(4), "id": [3, 1, 3, 1], "label": ["a", "b", "c", "b"]}),
             ["", "b", "", "a c", *[""] * 8],
         ),
         ([{"z", name} for name in CLASSES], [f"{name} z" for name in CLASSES]),
