@@ -260,11 +260,6 @@ def _targets(source: Any) -> tuple[Any, Any]:
     return without_gradient(targets), list(names) if isinstance(names, Sequence) else None
 
 
-def _is_whole(label: Any) -> bool:
-    """Return whether a label is a class number, of Python, NumPy or torch."""
-    return isinstance(label, int | np.integer) or (hasattr(label, "detach") and label.ndim == 0)
-
-
 def open_items(source: Any, o: Options) -> Dataset:
     """Open a list or a map-style data set of images, in any form that :func:`.images.to_pixels`
     takes, of vectors, or of these and a label, as a pair or a dict.
@@ -273,7 +268,8 @@ def open_items(source: Any, o: Options) -> Dataset:
     time. Labels are its ``targets``, else in the items, which are then all read. Raises DataError:
     items that are sampled return other class numbers than the targets.
     """
-    name, lock, returned = type(source).__name__, threading.Lock(), dict[int, Any]()
+    name, lock, differences = type(source).__name__, threading.Lock(), list[str]()
+    targets: Any = None
     is_indexed = {"__getitem__", "__len__"} <= {*dir(source)} and not isinstance(source, Mapping)
     if not is_indexed or not len(source):
         raise UsageError(f"{name} has no items [i]: a data set with len() and [i] is needed")
@@ -285,18 +281,21 @@ def open_items(source: Any, o: Options) -> Dataset:
             image = usual("images", value) or usual("vectors", value)
             value = value.get(image), value.get(usual("labels", value))
         is_tuple = isinstance(value, tuple) or (isinstance(value, list) and len(value) == 2)
-        image, returned[i] = (*value, None)[:2] if is_tuple else (value, None)
-        return image, returned[i]
+        image, label = (*value, None)[:2] if is_tuple else (value, None)
+        target = targets[i] if targets is not None and i < len(targets) else None
+        are_whole = all(isinstance(x, int | np.integer) for x in (label, target))
+        if are_whole and label != target:
+            differences.append(f"item {i} returns the label {label}, its target is {target}")
+        return image, label
 
     n, first, attributes = len(source), item(0)[0], dict[str, Any]()
-    targets: Any = None
     if o.with_labels:
         targets, classes = _targets(source)
         targets = [item(i)[1] for i in range(n)] if targets is None else targets
-        is_numbered = classes and all(map(_is_whole, targets))
         attributes = {
             "labels": Labels.from_ids(targets, classes)
-            if is_numbered
+            if classes
+            and all(isinstance(x, int | np.integer) or hasattr(x, "detach") for x in targets)
             else labels_of(targets, "labels"),
             "label_source": (name, "in its items"),
         }
@@ -312,12 +311,8 @@ def open_items(source: Any, o: Options) -> Dataset:
         )
         contents = [b"" if image is None else image.tobytes() for image in dataset.sample()]
         dataset.fingerprint = fingerprint("items", str(n), *contents)
-    for i, label in returned.items() if targets is not None else ():
-        if _is_whole(label) and _is_whole(targets[i]) and label != targets[i]:
-            raise DataError(
-                f"{name}: item {i} returns the label {label}, but its targets have {targets[i]}"
-                ": give the right ones as labels"
-            )
+    if differences:
+        raise DataError(f"{name}: {differences[0]}: give the right ones as labels")
     return replace(dataset, name=name, **attributes)
 
 

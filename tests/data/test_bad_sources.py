@@ -215,7 +215,11 @@ OBJECTS = [
         (images, {}, "or brightest pixels: float64 .* expected uint8, or floats from 0 to 1")
         for images in (PIXELS + 255.5, PIXELS + np.arange(40.0).reshape(-1, 1, 1, 1))
     ],
-    (Items([(png(i), i % 2) for i in range(9)], targets=[1] * 9), {}, "item 0 returns the label 0"),
+    (
+        Items([(png(i), i % 2) for i in range(9)], targets=[1] * 9),
+        {},
+        "item 0 returns the label 0, its",
+    ),
     (Items([]), {}, "Items has no items"),
     (Items([{"image": {}}]), {}, "item 0: dict of object is not an array of numbers, nor an image"),
     (3, {}, "int has no items"),
