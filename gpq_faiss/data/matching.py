@@ -175,8 +175,7 @@ def _matches(
             rows = np.array([positions.get(name, -1) for name in names])
             count = int(np.count_nonzero(rows >= 0))
             is_likely = 2 * count >= min(len(filled), len(names))
-            is_complete = count and len(positions) == len(filled)
-            if is_complete and (rank or (is_likely and is_unique)):
+            if count and len(positions) == len(filled) and (rank or (is_likely and is_unique)):
                 others = positions.keys() - {*names}
                 yield (is_likely, _are_texts(keys), rank, count), column, way, rows, others
 
