@@ -134,9 +134,9 @@ _WAYS: dict[str, Callable[[str], str]] = {
     "name": str,
     "file name": os.path.basename,
     "name without ending": lambda key: os.path.splitext(os.path.basename(key))[0],
-    "id": str,
+    "id": lambda key: key.lstrip("0") or "0",
     "name without zeros": lambda key: os.path.splitext(os.path.basename(key))[0].lstrip("0"),
-    "id without zeros": lambda key: key.lstrip("0") or "0",
+    "row number": str,
 }
 """Ways in which a column of a table may name items; of two, the first one counts."""
 
@@ -195,13 +195,14 @@ def _matched(
     names = list(map(_key, dataset.texts.get("name", ())))
     is_counted = ids == list(map(str, range(n)))
     item_keys = {
-        way: ids if way.startswith("id") else list(map(shorten, names))
+        way: ids if way == "id" else list(map(shorten, names))
         for way, shorten in _WAYS.items()
+        if way != "row number"
     }
     item_keys = {
         way: keys
         for way, keys in item_keys.items()
-        if (not is_counted if keys is ids else len({*keys}) == n)
+        if (not is_counted if way == "id" else len({*keys}) == n)
     }
     label = o.label_column or usual("labels", table.kinds)
     columns = [o.id_column] if o.id_column else table.of_kind("text", "number", "bytes", "other")
@@ -211,11 +212,8 @@ def _matched(
         column: list(map(_key, table.values(table.column(column, "id_column"))))
         for column in columns
     }
-    numberings = [
-        column
-        for column, keys in keys_of.items()
-        if {*keys} in [{*map(str, range(start, start + len(keys)))} for start in (0, 1)]
-    ]
+    counts = [{*map(str, range(start, start + len(labels)))} for start in (0, 1)]
+    numberings = [column for column, keys in keys_of.items() if {*keys} in counts]
     unknown = [
         column
         for column, keys in keys_of.items()
@@ -227,7 +225,7 @@ def _matched(
         if column in (preferred, counter, *numberings) and is_counted and not unknown
     }
     matches = [*_matches(keys_of, item_keys, preferred, counter)] or [
-        *_matches(row_numbers, {"id": ids}, preferred, counter)
+        *_matches(row_numbers, {"row number": ids}, preferred, counter)
     ]
     none = None, next(iter(unknown), preferred or counter), "", np.arange(0), set[str]()
     _, column, way, rows, unmatched = max(matches, key=lambda match: match[0], default=none)
@@ -250,16 +248,17 @@ def _matched(
             + ", or labels.to_numpy() in the order of the items"
             * (column == "index")
         )
-    is_row = way == "id" and is_counted
-    item_numbers = {key.lstrip("0") or "0" for key in item_keys.get(way, ids)}
-    table_numbers = {_WAYS[way](key).lstrip("0") or "0" for key in keys if key}
-    ends, numbers = {"0", str(n)}, {*map(str, range(n + 1))}
-    has_both_ends = is_row or ends <= item_numbers or ends <= table_numbers
-    if item_numbers | table_numbers == numbers and not has_both_ends:
-        raise DataError(
-            f"{source}: of {column!r} and the data, one counts from 0 and the other from 1"
-            ": number both alike"
-        )
+    is_row = way == "row number"
+    if len(unmatched) == 1 and not is_row:
+        item_numbers = {key.lstrip("0") or "0" for key in item_keys[way]}
+        table_numbers = {_WAYS[way](key).lstrip("0") or "0" for key in keys if key}
+        ends, numbers = {"0", str(n)}, {*map(str, range(n + 1))}
+        has_both_ends = ends <= item_numbers or ends <= table_numbers
+        if item_numbers | table_numbers == numbers and not has_both_ends:
+            raise DataError(
+                f"{source}: of {column!r} and the data, one counts from 0 and the other from 1"
+                ": number both alike"
+            )
     is_likely = len(keys) == n and is_row if column == counter else column in numberings
     if is_likely and column != preferred and rows.tolist() != [*range(n)]:
         raise DataError(
@@ -281,4 +280,5 @@ def _matched(
         *["ids are row numbers, from 0"] * is_row,
     ]
     others = f" ({len(unmatched):,} rows are of other items)" if unmatched else ""
+    way = "id" if is_row else way
     return dataset, united.at(rows), f"matched by {way} in {column!r}{others}"
