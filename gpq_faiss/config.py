@@ -322,9 +322,8 @@ def from_dict(values: Mapping[str, Any]) -> Config:
     return validate(preset(str(values.get("preset", "paper"))).with_settings(values))
 
 
-def read_toml(path: str | Path, base: Config | None = None) -> Config:
-    """Read the TOML file of a run, which changes its ``preset``, else ``base`` (default:
-    ``recommended``).
+def read_toml(path: str | Path) -> Config:
+    """Read the TOML file of a run, which changes its ``preset`` (default: ``recommended``).
 
     Raises:
         DataError: the file is not TOML.
@@ -332,8 +331,7 @@ def read_toml(path: str | Path, base: Config | None = None) -> Config:
     """
     values = read_input(Path(path), "the settings of a run (--preset)")
     try:
-        base = preset(str(values["preset"])) if "preset" in values else base
-        return (base or preset("recommended")).with_settings(values)
+        return preset(str(values.get("preset", "recommended"))).with_settings(values)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import os
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -118,8 +117,7 @@ class Embedder(ABC):
 
         Args:
             values: vectors [n, width] (array, list or tensor), or one or several images in the
-                forms of :func:`to_images`; or a data set, or a path or form that
-                :func:`.open.open_data` takes, of which unreadable images are left out.
+                forms of :func:`to_images`. For files and data sets see :meth:`embed_rows`.
             queries: compute query vectors instead of item vectors. They differ for models with
                 class networks (``recommended``).
 
@@ -127,12 +125,6 @@ class Embedder(ABC):
             The vectors, and a mask bool [n]: false for items without a code, whose sub-vectors are
                 not all finite and non-zero, or which are themselves zero.
         """
-        if isinstance(values, Dataset | str | os.PathLike):
-            from .data.open import open_data
-
-            dataset = open_data(values)
-            _, vectors = self.embed_rows(dataset, np.arange(len(dataset)), queries=queries)
-            return vectors, np.ones(len(vectors), bool)
         if self.input_kind == "images":
             return self._vectors(to_images(values, self.image_size), queries)
         x = to_vectors(values, self.input_width)
@@ -245,7 +237,7 @@ class Encoder(Embedder):
             (M, K, d),
             model.model_fingerprint,
             model.codebooks_fingerprint,
-            (model.description.get("data") or {}).get("scale", {}),
+            model.description["data"].get("scale", {}),
             model=model,
             device=torch_device,
             amp=amp,

@@ -80,7 +80,8 @@ def check_output(path: str | Path, *, overwrite: bool, folder: bool = False) -> 
                     f"{path} exists already: pass --overwrite to replace it, or another --out"
                 )
             if path.is_dir() != folder:
-                raise OSError(errno.ENOTDIR if folder else errno.EISDIR, "")
+                kind = "file" if folder else "folder"
+                raise DataError(f"cannot write {path}: a {kind} has this name, choose another")
         if not os.access(path.parent, os.W_OK):
             raise OSError(errno.EACCES, "")
     return path

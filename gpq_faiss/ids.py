@@ -26,7 +26,8 @@ def whole_numbers(ids: Any, source_name: str) -> NDArray[np.int64]:
             values = array.tolist()
             texts = [x.decode() if isinstance(x, bytes) else str(x) for x in values]
             return np.array([int(text.strip().removesuffix(".0")) for text in texts], np.int64)
-        exact = array.dtype.kind in "iu" or (np.abs(array) < 2**53).all()
+        # Floats represent all whole numbers up to 2^24 (float32) or 2^53 (float64).
+        exact = array.dtype.kind in "iu" or (np.abs(array) < 2 / np.finfo(array.dtype).eps).all()
         numbers = array.astype(np.int64)
         if array.ndim == 1 and exact and (numbers == array).all():
             return numbers

@@ -64,6 +64,9 @@ def read_text(path: Path, description: str) -> str:
     Raises:
         DataError: as :func:`check_file`; or the file is not such a text.
     """
+    form, _ = file_form(path, description)
+    if form not in ("text", "empty", *ENDINGS.values()):
+        raise DataError(f"{path} is {form}, not {description}: save it as text")
     with reading(path, f"{description} saved as UTF-8"):
         data = path.read_bytes()
         is_wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))

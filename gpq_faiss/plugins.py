@@ -102,5 +102,5 @@ def find_plugin(kind: Kind, name: str, built_in: Container[str]) -> Plugin | Non
             "has a name that is built in: uninstall the package, or rename its entry point"
         )
     if len(matches) > 1:
-        raise matches[0].error(f"is one of {matches[1].origin} too: uninstall one of them")
+        raise matches[0].error(f"is also provided by {matches[1].origin}: uninstall one of them")
     return matches[0] if matches else None

@@ -42,10 +42,10 @@ def test_settings_that_this_version_does_not_have_are_named():
 def test_a_file_changes_single_settings_of_its_preset(tmp_path):
     file = tmp_path / "run.toml"
     training = "[training]\nsteps = 7\nlearning_rate = 1\n"
-    file.write_text(f'preset = "recommended"\n{training}[network]\nhidden = [3, 4]\n')
-    config = read_toml(file, preset("paper"))
+    file.write_text(f'preset = "authors"\n{training}[network]\nhidden = [3, 4]\n')
+    config = read_toml(file)
     changes = {"training": {"steps": 7, "learning_rate": 1.0}, "network": {"hidden": (3, 4)}}
-    assert config == preset("recommended").with_settings(changes)
+    assert config == preset("authors").with_settings(changes)
     assert isinstance(config.training.learning_rate, float)
 
 
@@ -104,7 +104,7 @@ def test_what_cannot_be_is_refused_by_name(text, message, tmp_path):
     file = tmp_path / "run.toml"
     file.write_text(text)
     with pytest.raises(DataError if NOT_TOML in message else UsageError, match=message):
-        read_toml(file, preset("paper"))
+        read_toml(file)
 
 
 def test_the_fingerprint_sees_every_setting():

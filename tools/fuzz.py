@@ -52,7 +52,8 @@ def _search(path: Path) -> None:
     _, ids = index.search(xq, min(3, index.ntotal))
     index.range_search(xq, 0.0)
     if index.items is not None:
-        index.items.lookup(ids.ravel())
+        for number in ids.ravel().tolist():
+            index.items.item(number)
 
 
 def _items(path: Path) -> None:

@@ -264,13 +264,12 @@ class Reader(ExitStack):
         size = n * sample.itemsize * int(np.prod(sample.shape[1:]))
         if size > 4 << 30:
             return
-        array = np.zeros((n, *sample.shape[1:]), sample.dtype)
+        self.array = np.zeros((n, *sample.shape[1:]), sample.dtype)
         with stage("reading", n) as progress:
             for rows in np.array_split(np.arange(n), max(1, size // (32 << 20))):
                 values, mask = self._load(rows)
-                array[rows[mask]], self._readable[rows] = values, mask
+                self.array[rows[mask]], self._readable[rows] = values, mask
                 progress.advance(len(rows))
-        self.array = array
 
     def fetch(self, rows: NDArray[np.int64]) -> Batch:
         """Return the readable items at ``rows`` and a mask bool [len(rows)]."""

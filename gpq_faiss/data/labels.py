@@ -47,8 +47,8 @@ def composed(text: str) -> str:
 def plain_text(value: Any) -> str:
     """Return the text of a value, empty for None and NaN; bytes are UTF-8, others are escaped."""
     text = value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
-    is_text = isinstance(value, str | bytes)
-    return text if is_text or text not in ("None", "nan", "NaT", "<NA>") else ""
+    is_missing = text in ("None", "nan", "NaT", "<NA>") and not isinstance(value, str | bytes)
+    return "" if is_missing else text
 
 
 @contextlib.contextmanager
@@ -154,10 +154,9 @@ class Labels:
         widths = {len(row) for row in items if row}
         are_bits = texts <= {*YES, *NO} and max(widths, default=0) > 1
         if are_bits and len(widths) == 1:
-            unlabelled = ["0"] * max(widths)
-            return cls.from_multihot(np.isin([row or unlabelled for row in items], YES))
-        is_repeated = is_numbers and any(len({*row}) < len(row) for row in items)
-        if is_repeated and (are_bits or len(widths) == 1):
+            return cls.from_multihot(np.isin([row or ["0"] * max(widths) for row in items], YES))
+        may_be_bits = are_bits or (is_numbers and len(widths) == 1)
+        if may_be_bits and any(len({*row}) < len(row) for row in items):
             raise DataError(
                 "an item has a number twice: class numbers, or 0 and 1 of each class for every "
                 "item, are needed"
@@ -308,8 +307,7 @@ def _texts_of(value: Any) -> tuple[str, ...]:
     if not isinstance(value, str | bytes):
         return (text,) if text else ()
     if ROW.fullmatch(text):
-        cells = re.finditer(_CELL, text, re.IGNORECASE)
-        return tuple("1" if cell[0][0] in "1tT" else "0" for cell in cells)
+        return tuple(str(int(cell[0][0] in "1tT")) for cell in re.finditer(_CELL, text, re.I))
     if re.fullmatch(r"-?\d\.\d+e[+-]\d+", text):  # of np.savetxt
         return _texts_of(float(text))
     text = re.sub(r"^(frozen)?set\((.*)\)$|^\{\}$", r"\2", text)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +13,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, UsageError
-from ..files import read_json
 from ..inputs import file_form, files_of, read_text
 from ..store.hdf5 import as_texts
 from .base import Dataset
 from .labels import ROW, WHOLE, Labels, composed, labels_of, plain_text
-from .tables import Options, Table, frame_table, open_tables, usual
+from .tables import Options, Table, frame_table, open_tables, read_records, usual
 
 
 def with_names(dataset: Dataset, names: Any) -> Dataset:
-    """Return a data set with other names: the names, or a text with one per line."""
-    is_file = isinstance(names, str | os.PathLike)
-    names = read_text(Path(names).expanduser(), "names").rstrip().splitlines() if is_file else names
+    """Return a data set with other names: the names, or a file of a table, or one per line."""
+    if isinstance(names, str | os.PathLike):
+        path = Path(names).expanduser()
+        if file_form(path, "names")[0] in ("text", "csv"):
+            names = read_text(path, "names").rstrip().splitlines()
+        else:
+            table = open_tables([path])
+            names = table.texts(usual("names", table.kinds) or next(iter(table.kinds)))
     return replace(dataset, texts=dataset.texts | {"name": as_texts(map(plain_text, names))})
 
 
@@ -50,15 +52,14 @@ def with_labels(dataset: Dataset, labels: Any, o: Options, index: Any = None) ->
     is_unique = is_pandas and index is not None and labels.index.is_unique and index.is_unique
     if is_unique and not has_ids and {*labels.index} <= {*index}:
         labels = labels.reindex(index).reset_index(drop=True)
-    if isinstance(labels, tuple | Iterator | ItemsView):
-        labels = list(labels)
-    if _are_pairs(labels):
-        labels = _pairs_table("labels", labels)
+    rows = list(labels) if isinstance(labels, tuple | Iterator | ItemsView) else labels
+    labels = _pairs_table("labels", rows) if _are_pairs(rows) else rows
     if _is_table(labels, o):
         labels = frame_table(labels)
     elif hasattr(labels, "items"):  # a dict, or a Series of pandas
         is_ordered = is_pandas and labels.index.tolist() == [*range(len(dataset))]
-        labels = labels.tolist() if is_ordered else _pairs_table("labels", [*labels.items()])
+        key = usual("items", [labels.index.name]) or "index" if is_pandas else "id"
+        labels = labels.tolist() if is_ordered else _pairs_table("labels", [*labels.items()], key)
     if isinstance(labels, Table):
         dataset, attached, method = _matched(dataset, labels, o, source)
     elif o.label_column or o.id_column:
@@ -79,16 +80,15 @@ def _read_labels(files: Sequence[Path]) -> Any:
     """
     form, _ = file_form(files[0], "labels")
     if form == "JSON of records" and len(files) == 1:
-        return read_json(files[0], "labels")
+        return read_records(files[0])
     if form not in ("text", "csv"):
         return open_tables(files)
     text = "\n".join(read_text(file, "labels").removesuffix("\n") for file in files)
     first, *following = lines = [line.strip().strip('"') for line in text.split("\n")]
-    are_rows = all(map(ROW.fullmatch, lines))
-    if re.search("[,;\t]", first) and not are_rows:
+    if {*first} & {*",;\t"} and not all(map(ROW.fullmatch, lines)):
         return open_tables(files)
     words = [line.split(maxsplit=1) for line in lines if line]
-    if _are_pairs(words) and not are_rows:
+    if _are_pairs(words):
         return _pairs_table(files[0].name, words)
     is_name = usual("labels", [first]) is not None and first not in following
     is_number = [bool(ROW.fullmatch(x) or WHOLE.fullmatch(x) or x == "") for x in lines]
@@ -104,10 +104,10 @@ def _are_pairs(rows: Any) -> bool:
     return len(keys) > 3 and len(keys) == len(rows)
 
 
-def _pairs_table(source: str, pairs: Sequence[Sequence[Any]]) -> Table:
-    """Return the table of pairs of an id or name and a label."""
+def _pairs_table(source: str, pairs: Sequence[Sequence[Any]], key: str = "id") -> Table:
+    """Return the table of pairs of an id or name, in column ``key``, and a label."""
     columns = [np.fromiter((pair[i] for pair in pairs), object) for i in (0, 1)]
-    return Table(source, dict(zip(("id", "label"), columns, strict=True)))
+    return Table(source, dict(zip((key, "label"), columns, strict=True)))
 
 
 def _is_table(labels: Any, o: Options) -> bool:
@@ -116,10 +116,9 @@ def _is_table(labels: Any, o: Options) -> bool:
     if isinstance(labels, Mapping):
         column: Any = labels.get(o.label_column or usual("labels", labels))
         return isinstance(column, Mapping) or np.ndim(column) > 0
-    if isinstance(labels, list):
-        return bool(labels) and all(isinstance(row, Mapping) for row in labels)
+    are_rows = isinstance(labels, list) and {*map(type, labels)} == {dict}
     fields = getattr(getattr(labels, "dtype", None), "names", None)
-    return hasattr(labels, "columns") or fields is not None
+    return are_rows or hasattr(labels, "columns") or fields is not None
 
 
 # Rows of a table, and items -----------------------------------------------------------------------
@@ -135,8 +134,9 @@ _WAYS: dict[str, Callable[[str], str]] = {
     "name": str,
     "file name": os.path.basename,
     "name without ending": lambda key: os.path.splitext(os.path.basename(key))[0],
-    "id": str,
+    "id": lambda key: key.lstrip("0") or "0",
     "name without zeros": lambda key: os.path.splitext(os.path.basename(key))[0].lstrip("0"),
+    "row number": str,
 }
 """Ways in which a column of a table may name items; of two, the first one counts."""
 
@@ -153,7 +153,7 @@ def _matches(
     counter: str | None,
 ) -> Iterator[tuple[Any, str, str, NDArray[np.int64], set[str]]]:
     """Yield how columns of a table name items: each column that has half of the names that it could
-    have, and the preferred column and the counter if they have any.
+    have, of numbers only once, and the preferred column and the counter if they have any.
 
     Args:
         keys_of: column -> its values.
@@ -169,14 +169,15 @@ def _matches(
     """
     for column, keys in keys_of.items():
         filled, rank = {*keys} - {""}, (column == preferred) - (column == counter)
+        is_unique = len(filled) == sum(map(bool, keys)) or _are_texts(keys)
         for way, names in item_keys.items():
             positions = {_WAYS[way](key): i for i, key in enumerate(keys) if key}
             rows = np.array([positions.get(name, -1) for name in names])
             count = int(np.count_nonzero(rows >= 0))
             is_likely = 2 * count >= min(len(filled), len(names))
-            if count and len(positions) == len(filled) and (is_likely or rank):
-                quality = is_likely, _are_texts(keys), rank, count
-                yield quality, column, way, rows, positions.keys() - {*names}
+            if count and len(positions) == len(filled) and (rank or (is_likely and is_unique)):
+                others = positions.keys() - {*names}
+                yield (is_likely, _are_texts(keys), rank, count), column, way, rows, others
 
 
 def _matched(
@@ -193,7 +194,11 @@ def _matched(
     ids = list(map(str, dataset.ids.tolist()))
     names = list(map(_key, dataset.texts.get("name", ())))
     is_counted = ids == list(map(str, range(n)))
-    item_keys = {way: list(map(shorten, names)) for way, shorten in _WAYS.items()} | {"id": ids}
+    item_keys = {
+        way: ids if way == "id" else list(map(shorten, names))
+        for way, shorten in _WAYS.items()
+        if way != "row number"
+    }
     item_keys = {
         way: keys
         for way, keys in item_keys.items()
@@ -207,26 +212,28 @@ def _matched(
         column: list(map(_key, table.values(table.column(column, "id_column"))))
         for column in columns
     }
-    matches = list(_matches(keys_of, item_keys, preferred, counter))
+    counts = [{*map(str, range(start, start + len(labels)))} for start in (0, 1)]
+    numberings = [column for column, keys in keys_of.items() if {*keys} in counts]
     unknown = [
         column
         for column, keys in keys_of.items()
-        if names and not matches and _are_texts(keys) and len({*keys}) == n
+        if names and _are_texts(keys) and len({*keys}) == n
     ]
-    if is_counted and not matches and not unknown:
-        counts = {
-            column: keys
-            for column, keys in keys_of.items()
-            if column in (preferred, counter)
-            or {*keys} in ({*map(str, range(first, first + n))} for first in (0, 1))
-        }
-        matches = list(_matches(counts, {"id": ids}, preferred, counter))
+    row_numbers = {
+        column: keys
+        for column, keys in keys_of.items()
+        if column in (preferred, counter, *numberings) and is_counted and not unknown
+    }
+    matches = [*_matches(keys_of, item_keys, preferred, counter)] or [
+        *_matches(row_numbers, {"row number": ids}, preferred, counter)
+    ]
     none = None, next(iter(unknown), preferred or counter), "", np.arange(0), set[str]()
-    _, column, way, rows, unmatched = max(matches, key=itemgetter(0), default=none)
+    _, column, way, rows, unmatched = max(matches, key=lambda match: match[0], default=none)
     if column is None and (not columns or len(labels) == n):
         return dataset, labels, "in their order" + ", as no column names ids" * bool(columns)
     keys = keys_of[table.column(column, "id_column")]
-    if repeated := [key for key, count in Counter(keys).items() if count > 1 and key]:
+    repeated = [key for key, count in Counter(keys).items() if count > 1 and key]
+    if repeated and not (way and (column == preferred or _are_texts(keys))):
         raise DataError(
             f"{source}: {column!r} {repeated[0]!r} occurs more than once: give each item one line, "
             "its labels separated by |"
@@ -238,19 +245,40 @@ def _matched(
             f"{source}: no key of a label in {column!r} is an id or name of the data "
             f"(it has {keys[:1]}, the data {(names or ids)[:1]}): give those of the data with "
             "--read names=FILE or ids=FILE, or another column with --read id_column=NAME"
+            + ", or labels.to_numpy() in the order of the items"
+            * (column == "index")
         )
-    is_row = way == "id" and is_counted
+    is_row = way == "row number"
+    if len(unmatched) == 1 and not is_row:
+        item_numbers = {key.lstrip("0") or "0" for key in item_keys[way]}
+        table_numbers = {_WAYS[way](key).lstrip("0") or "0" for key in keys if key}
+        ends, numbers = {"0", str(n)}, {*map(str, range(n + 1))}
+        has_both_ends = ends <= item_numbers or ends <= table_numbers
+        if item_numbers | table_numbers == numbers and not has_both_ends:
+            raise DataError(
+                f"{source}: of {column!r} and the data, one counts from 0 and the other from 1"
+                ": number both alike"
+            )
+    is_likely = len(keys) == n and is_row if column == counter else column in numberings
+    if is_likely and column != preferred and rows.tolist() != [*range(n)]:
+        raise DataError(
+            f"{source}: {column!r} may number the items, but does not count them in their order"
+            f": name it with --read id_column={column}, or leave it out (labels.to_numpy() of"
+            " pandas has no index)"
+        )
     if is_row and unmatched:
         raise DataError(
             f"{source} has the id {min(unmatched)} in {column!r}, but the data has no ids"
             f"; its items are numbered from 0: give their ids with --read ids=FILE"
         )
-    unlabelled = {item_keys.get(way, ids)[i] or "0" for i in np.flatnonzero(rows < 0)}
-    if sorted([[*unlabelled], [key or "0" for key in unmatched]]) == [["0"], [str(n)]]:
-        raise DataError(
-            f"{source}: of {column!r} and the data, one counts from 0 and the other from 1"
-            ": number both alike"
-        )
-    dataset.notes += ["ids are row numbers, from 0"] * is_row
+    last_lines = {key: i for i, key in enumerate(keys)}
+    united = replace(labels, packed=labels.packed.copy())
+    np.bitwise_or.at(united.packed, [last_lines[key] for key in keys], labels.packed)
+    several = (united.packed != labels.packed)[rows[rows >= 0]].any(axis=1).sum()
+    dataset.notes += [
+        *[f"{several:,} ids have several lines, so several labels"] * bool(several),
+        *["ids are row numbers, from 0"] * is_row,
+    ]
     others = f" ({len(unmatched):,} rows are of other items)" if unmatched else ""
-    return dataset, labels.at(rows), f"matched by {way} in {column!r}{others}"
+    way = "id" if is_row else way
+    return dataset, united.at(rows), f"matched by {way} in {column!r}{others}"

@@ -38,25 +38,23 @@ log = logging.getLogger(__name__)
 def open_table(name: str, table: Table, o: Options, mark: str = "", folder: str = "") -> Dataset:
     """Open the images that a column of paths lists, below ``root`` or ``folder``, or vectors.
 
-    A column of lists goes before paths of images, and these before columns of numbers.
+    Vectors that are named, or in a column of lists with a usual name, go before images, and these
+    before other columns of numbers.
     """
-    images = {name: array for name, array in table.arrays.items() if len(array.shape) > 2}
-    if images and (o.vectors or usual("vectors", table.of_kind("list"))) is None:
-        if len(images) > 1:
-            raise DataError(f"{name} has several arrays of images ({', '.join(images)}): save one")
-        return replace(open_array(next(iter(images.values())), o), name=name, **table.attributes(o))
-    lists = [column for column in table.of_kind("list") if usual("labels", [column]) is None]
-    has_vectors = o.vectors is not None or (lists and o.image_column is None)
+    has_vectors = o.vectors or (o.image_column is None and usual("vectors", table.of_kind("list")))
     image = None if has_vectors else table.image_column(o.image_column)
+    attributes = table.attributes(o, image)
     if image is None:
-        attributes, (matrix, note) = table.attributes(o), table.vectors(o)
-        attributes["notes"] += [note] * (len(table.kinds) > 1)
+        matrix, notes = table.vectors(o)
+        attributes["notes"] += notes * (len(table.kinds) > 1)
         return FeatureDataset(
             name=name,
             fingerprint=mark or fingerprint("table", np.ascontiguousarray(matrix[:]).tobytes()),
             matrix=matrix,
             **attributes,
         )
+    if image in table.arrays and table.kinds[image] == "image":
+        return replace(open_array(table.arrays[image], o), name=name, **attributes)
     if table.kinds[image] not in ("image", "bytes"):
         listed = table.texts(image).tolist()
         folder = folder if o.root is None else os.path.expanduser(o.root)
@@ -64,10 +62,10 @@ def open_table(name: str, table: Table, o: Options, mark: str = "", folder: str 
         if not any(map(os.path.isfile, paths)):
             raise DataError(
                 f"{table.source}: none of its {len(paths):,} images exists "
-                f"({', '.join(paths[:1])}, for one): give their folder with --read root=DIR"
+                f"({', '.join(paths[:1])}, for one): give their folder with --read root=DIR, or "
+                "the column of vectors with --read vectors=NAME"
             )
-        return image_files(name, paths, listed, max_bad=o.max_bad, **table.attributes(o, image))
-    attributes = table.attributes(o)
+        return image_files(name, paths, listed, max_bad=o.max_bad, **attributes)
 
     def fetch(i: int) -> bytes | str:
         value = table.rows[image][i].as_py() or {}
@@ -106,7 +104,7 @@ def open_files(path: str, o: Options, *, form: str = "features") -> Dataset:
         if len(files) == len(metadata) and numbers[0] != numbers[1]:
             raise DataError(f"{name}: the files of img_emb and metadata have different numbers")
         table = Table(table.source, table.arrays, open_tables(metadata).data)
-    if table.of_kind("image", "bytes") and o.vectors is None:
+    if {*table.of_kind("image", "bytes")} - {*table.arrays} and o.vectors is None:
         return _open_by_datasets("parquet", name, list(map(str, files)), mark, o)
     return open_table(name, table, o, mark, str(files[0].parent))
 
@@ -115,12 +113,14 @@ def tables_in(folder: Path) -> list[Path]:
     """Return the tables of a folder in numeric order, those of a test part last; not ``.json``,
     which more often describes the others.
     """
-    files = [
-        file
-        for file in (*folder.glob("*"), *folder.glob("data/*"))
-        if file.suffix in {*ENDINGS} - {".json"}
-    ]
-    return sorted(files, key=lambda file: (file.name.startswith("test"), natural_order(file.name)))
+    return sorted(
+        (
+            file
+            for file in (*folder.glob("*"), *folder.glob("data/*"))
+            if file.suffix in {*ENDINGS} - {".json"}
+        ),
+        key=lambda file: (file.name.startswith("test"), natural_order(file.name)),
+    )
 
 
 def open_list(path: str, o: Options) -> Dataset:
@@ -176,12 +176,12 @@ def open_webdataset(path: str, o: Options) -> Dataset:
 
     Names are the keys. Labels are in ``.cls`` or a field of ``.json``; captions are no labels.
     """
-    if "://" not in path:
-        files = list(map(str, files_of(path)))
-        return _open_by_datasets("webdataset", f"webdataset:{path}", files, content_of(files), o)
-    public = re.sub(r"(?<=://)[^/?#]*@|[?#].*", "", path)  # a URL may hold a password and a token
-    # The fingerprint is that of the copy.
-    return _open_by_datasets("webdataset", f"webdataset:{public}", [path], "", o)
+    is_url = "://" in path
+    files = [path] if is_url else list(map(str, files_of(path)))
+    # A URL may hold a password and a token; the fingerprint is that of the copy.
+    public = re.sub(r"(?<=://)[^/?#]*@|[?#].*", "", path) if is_url else path
+    mark = "" if is_url else content_of(files)
+    return _open_by_datasets("webdataset", f"webdataset:{public}", files, mark, o)
 
 
 def open_hf(source: Any, o: Options, name: str = "", mark: str = "") -> Dataset:
@@ -210,8 +210,9 @@ def open_hf(source: Any, o: Options, name: str = "", mark: str = "") -> Dataset:
         if class_names := getattr(getattr(kind, "feature", kind), "names", None):
             numbers = table.values(column).tolist()
             table.arrays[column] = np.fromiter((named(n, class_names) for n in numbers), object)
-    content = content_of(file["filename"] for file in source.cache_files)
-    return open_table(name, table, o, mark or fingerprint(content, source._fingerprint))
+    files = [file["filename"] for file in source.cache_files]
+    mark = mark or fingerprint(content_of(files), source._fingerprint)
+    return open_table(name, table, o, mark)
 
 
 # Arrays, tensors, lists and map-style data sets of torch ------------------------------------------
@@ -232,7 +233,8 @@ def open_array(values: Any, o: Options) -> Dataset:
             ),
             matrix=array,
         )
-    to_pixels(array[0], "the array's first image")
+    for pixels in (array.min(axis=0), array.max(axis=0)):
+        to_pixels(pixels, "the array's darkest or brightest pixels")
     return images_in_memory("array", array)
 
 
@@ -263,9 +265,11 @@ def open_items(source: Any, o: Options) -> Dataset:
     takes, of vectors, or of these and a label, as a pair or a dict.
 
     They are read on demand, by one thread at a time, so the source must return the same image each
-    time. Labels are its ``targets``, else in the items, which are then all read.
+    time. Labels are its ``targets``, else in the items, which are then all read. Raises DataError:
+    items that are sampled return other class numbers than the targets.
     """
-    name, lock = type(source).__name__, threading.Lock()
+    name, lock, differences = type(source).__name__, threading.Lock(), list[str]()
+    targets: Any = None
     is_indexed = {"__getitem__", "__len__"} <= {*dir(source)} and not isinstance(source, Mapping)
     if not is_indexed or not len(source):
         raise UsageError(f"{name} has no items [i]: a data set with len() and [i] is needed")
@@ -277,12 +281,17 @@ def open_items(source: Any, o: Options) -> Dataset:
             image = usual("images", value) or usual("vectors", value)
             value = value.get(image), value.get(usual("labels", value))
         is_tuple = isinstance(value, tuple) or (isinstance(value, list) and len(value) == 2)
-        return (*value, None)[:2] if is_tuple else (value, None)
+        image, label = (*value, None)[:2] if is_tuple else (value, None)
+        target = targets[i] if targets is not None and i < len(targets) else None
+        are_whole = all(isinstance(x, int | np.integer) for x in (label, target))
+        if are_whole and label != target:
+            differences.append(f"item {i} returns the label {label}, its target is {target}")
+        return image, label
 
-    paths, attributes = [f"item {i}" for i in range(len(source))], dict[str, Any]()
+    n, first, attributes = len(source), item(0)[0], dict[str, Any]()
     if o.with_labels:
         targets, classes = _targets(source)
-        targets = [item(i)[1] for i in range(len(paths))] if targets is None else targets
+        targets = [item(i)[1] for i in range(n)] if targets is None else targets
         attributes = {
             "labels": Labels.from_ids(targets, classes)
             if classes
@@ -290,20 +299,21 @@ def open_items(source: Any, o: Options) -> Dataset:
             else labels_of(targets, "labels"),
             "label_source": (name, "in its items"),
         }
-    first = item(0)[0]
     if not isinstance(first, ENCODED) and np.ndim(without_gradient(first)) == 1:
-        vectors = [item(i)[0] for i in range(len(paths))]
-        return replace(open_array(vectors, o), name=name, **attributes)
-    dataset = ImageDataset(
-        name=name,
-        fingerprint="",
-        paths=paths,
-        fetch=lambda i: item(i)[0],
-        max_bad=o.max_bad,
-        **attributes,
-    )
-    contents = [b"" if image is None else image.tobytes() for image in dataset.sample()]
-    return replace(dataset, fingerprint=fingerprint("items", str(len(paths)), *contents))
+        dataset: Dataset = open_array([item(i)[0] for i in range(n)], o)
+    else:
+        dataset = ImageDataset(
+            name=name,
+            fingerprint="",
+            paths=[f"item {i}" for i in range(n)],
+            fetch=lambda i: item(i)[0],
+            max_bad=o.max_bad,
+        )
+        contents = [b"" if image is None else image.tobytes() for image in dataset.sample()]
+        dataset.fingerprint = fingerprint("items", str(n), *contents)
+    if differences:
+        raise DataError(f"{name}: {differences[0]}: give the right ones as labels")
+    return replace(dataset, name=name, **attributes)
 
 
 # Forms --------------------------------------------------------------------------------------------
@@ -419,8 +429,8 @@ def open_data(
     allowed = ["max_bad", *takes.split(), *["id_column", "label_column"] * ("label" in attached)]
     if wrong := [option for option in read if option not in allowed]:
         raise UsageError(f"--read {wrong[0]} does not apply to {form}: use {', '.join(allowed)}")
-    keep = read.get("keep") or ()
-    options = Options(**read | {"keep": keep.split(",") if isinstance(keep, str) else keep})
+    lists = {n: read[n].split(",") for n in ("keep", "vectors") if isinstance(read.get(n), str)}
+    options = Options(**read | lists)
     # A column of labels or ids that is named belongs to the labels beside the data, if any.
     columns: dict[str, Any] = (
         {"label_column": None, "id_column": None, "with_labels": False}

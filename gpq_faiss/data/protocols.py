@@ -250,14 +250,15 @@ def make_split(
                 f"{visible.counts()[empty[0]]:,} items: label one, or leave the class out; number "
                 "classes 0, 1, 2, ... without gaps"
             )
-    unlabelled = training if protocol == "transfer" else ~query
     return Split(
         len(labels),
         protocol,
         seed,
         query=np.flatnonzero(query),
         labelled=chosen,
-        unlabelled=np.setdiff1d(np.flatnonzero(unlabelled), chosen),
+        unlabelled=np.setdiff1d(
+            np.flatnonzero(training if protocol == "transfer" else ~query), chosen
+        ),
         database=np.setdiff1d(np.flatnonzero(database), chosen),
         seen_classes=seen_classes,
     )

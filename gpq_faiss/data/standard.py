@@ -51,8 +51,10 @@ def _part_of(folder: str) -> str:
     """Return ``training`` or ``test`` if a word of a folder's name says so, as in ``seg_train`` and
     ``val2017``, ``unlabelled`` if its name does, else nothing."""
     words = {*re.findall("[a-z]+", folder.lower())}
-    other = "unlabelled" if folder.lower() in _FOLDERS["unlabelled"] else ""
-    return next((part for part in ("training", "test") if words & _FOLDERS[part]), other)
+    return next(
+        (part for part in ("training", "test") if words & _FOLDERS[part]),
+        "unlabelled" if folder.lower() in _FOLDERS["unlabelled"] else "",
+    )
 
 
 def classes_of(names: Sequence[str]) -> list[str]:
@@ -77,7 +79,11 @@ def classes_of(names: Sequence[str]) -> list[str]:
     if splits and (
         not others or len(splits & nested) > 1 or (nested and others.isdisjoint(nested))
     ):
-        paths = _below_parents([path[1:] if path and path[0] in splits else [] for path in paths])
+        paths = [path[1:] if path and path[0] in splits else [] for path in paths]
+        inner = _FOLDERS["training"] | _FOLDERS["test"]  # as in train/labeled/cat
+        paths = _below_parents(
+            [path[1:] if path[1:] and path[0].lower() in inner else path for path in paths]
+        )
     if _are_domains(paths):
         paths = [path[1:] for path in paths]
     return [path[0] if path and _part_of(path[0]) != "unlabelled" else "" for path in paths]
@@ -160,10 +166,9 @@ def open_folder(path: str, o: Options) -> ImageDataset:
             f"{name} contains no images ({'; '.join(notes) or 'it is empty'})"
             f": images end in {', '.join(sorted(IMAGE_SUFFIXES))}, vectors need features:PATH"
         )
-    is_test = {file: "test" in map(_part_of, file.split("/")[:-1]) for file in images}
     order = sorted(  # test folders last, in each part the unlabelled ones
         zip(classes_of(images), images, strict=True),
-        key=lambda item: (is_test[item[1]], not item[0], item),
+        key=lambda item: ("test" in map(_part_of, item[1].split("/")[:-1]), not item[0], item),
     )
     return image_files(
         name,

@@ -10,6 +10,7 @@ import csv
 import fnmatch
 import functools
 import io
+import json
 import re
 import tempfile
 import zipfile
@@ -101,10 +102,12 @@ def npz_arrays(path: Path) -> dict[str, Matrix]:
 
 _IDS = ["ids", "imageid", "itemid", "imgid", "id", "uid"]
 _IMAGES = ["image", "imagepath", "path", "filepath", "filename", "file", "img", "images"]
+_COUNTERS = ["index", "indexlevel0", "unnamed0", ""]
 _NAMES = ["name", "names", "path", "paths", "key", "keys", *_IMAGES]
 USUAL = {
     "vectors": [
         *["features", "x", "data", "embeddings", "embedding", "vectors", "vector", "emb", "arr0"],
+        *["feature", "feats", "feat", "imageembedding", "imageembeddings", "imgemb", "embed"],
     ],
     "labels": [
         *["labels", "label", "y", "class", "classes", "category", "finelabel", "target"],
@@ -115,10 +118,11 @@ USUAL = {
     "images": _IMAGES,
     "names": _NAMES,
     "items": [*_IDS, *_NAMES, "item"],
-    "counters": ["index", "indexlevel0", "unnamed0", ""],
+    "counters": _COUNTERS,
+    "keys": [*_IDS, *_NAMES, "item", *_COUNTERS],
 }
 """Usual names of columns in lower case without spaces and punctuation; ``items`` are those by which
-a table of labels names its items, ``counters`` those that pandas writes."""
+a table of labels names its items, ``counters`` those that pandas writes, ``keys`` both."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +136,7 @@ class Options:
     label_column: str | None = None
     id_column: str | None = None
     name_column: str | None = None
-    vectors: str | Sequence[str] | None = None
+    vectors: Sequence[str] | None = None
     keep: Sequence[str] = ()
     root: str | None = None
     image_column: str | None = None
@@ -143,11 +147,6 @@ def usual(role: str, names: Iterable[str]) -> str | None:
     """Return the first of ``names`` that is usual for a role (:data:`USUAL`), if any."""
     plain = {re.sub(r"[\W_]", "", str(name).lower()): name for name in reversed(list(names))}
     return next((plain[name] for name in USUAL[role] if name in plain), None)
-
-
-def is_key(name: str) -> bool:
-    """Return whether a column of this name usually names or counts items."""
-    return any(usual(role, [name]) is not None for role in ("items", "counters"))
 
 
 _NUMBER = re.compile(r"[-+]?\d*\.?\d+(e[-+]?\d+)?", re.IGNORECASE)
@@ -176,23 +175,24 @@ class Table:
         source: for messages.
         arrays: numbers or texts [N], and matrices, by name.
         data: a ``pyarrow.dataset.Dataset`` or a table, if any; ``arrays`` go before its columns.
-        kinds: name -> ``list`` (rows of numbers), ``number``, ``text``, ``image`` or ``other``.
+        kinds: name -> ``list`` (rows of numbers), ``number``, ``text``, ``image`` (also arrays of
+            more dimensions), ``bytes`` or ``other``.
     """
 
     def __init__(self, source: str, arrays: Mapping[str, Matrix], data: Any = None) -> None:
-        self.source, self.arrays, self.data, self.rows = source, dict(arrays), data, data
-        self.kinds: dict[str, str] = {}
-        if data is not None:
-            self.data = _library("pyarrow.dataset", source).dataset([data])
-            self.kinds = {
-                field.name: next(
-                    kind for kind, form in _KINDS.items() if re.match(form, str(field.type))
-                )
-                for field in data.schema
-            }
+        self.source, self.arrays, self.rows = source, dict(arrays), data
+        self.data: Any = (
+            None if data is None else _library("pyarrow.dataset", source).dataset([data])
+        )
+        self.kinds = {
+            field.name: next(
+                kind for kind, form in _KINDS.items() if re.match(form, str(field.type))
+            )
+            for field in (() if data is None else data.schema)
+        }
         for name, array in self.arrays.items():
             kind = "number" if array.dtype.kind in "iufb" else "text"
-            self.kinds[name] = "list" if len(array.shape) > 1 else kind
+            self.kinds[name] = {0: kind, 1: kind, 2: "list"}.get(len(array.shape), "image")
 
     def of_kind(self, *kinds: str) -> list[str]:
         """Return the names of the columns of these kinds."""
@@ -239,10 +239,11 @@ class Table:
         parquet = _library("pyarrow.parquet", self.source)
         try:
             for part in self.data.get_fragments():
-                if type(part).__name__ == "ParquetFileFragment":
-                    batches = parquet.ParquetFile(part.path).iter_batches(size, columns=[name])
-                else:
-                    batches = part.to_batches(columns=[name], batch_size=size)
+                is_parquet = type(part).__name__ == "ParquetFileFragment"
+                source = (
+                    parquet.ParquetFile(part.path).iter_batches if is_parquet else part.to_batches
+                )
+                batches = source(columns=[name], batch_size=size)
                 yield from (batch.column(0) for batch in batches if len(batch))
         except Exception as error:  # from pyarrow
             raise DataError(f"{self.source}: {name!r} cannot be read ({one_line(error)})") from None
@@ -269,11 +270,13 @@ class Table:
 
         Raises DataError: there is no such column, or its values are no labels.
         """
-        label = o.label_column or usual("labels", self.kinds)
-        label = next(iter(self.kinds)) if label is None and len(self.kinds) == 1 else label
+        only = next(iter(self.kinds)) if len(self.kinds) == 1 else None
+        label = o.label_column or usual("labels", self.kinds) or only
         if label in (None, "y") and o.label_column is None:
             columns = {n: self.texts(n) for n in self.kinds if n != o.id_column}
-            classes = [n for n in columns if not is_key(n) or {*columns[n]} <= {*YES, *NO}]
+            classes = [
+                n for n in columns if usual("keys", [n]) is None or {*columns[n]} <= {*YES, *NO}
+            ]
             others = {text for name in classes for text in columns[name]} - {*YES}
             if len(classes) > 1 and (others <= {*NO} or others <= {"-1", "-1.0"}):
                 return Labels.from_multihot(
@@ -285,7 +288,8 @@ class Table:
     def attributes(self, o: Options, images: str | None = None) -> dict[str, Any]:
         """Return labels, ids, texts and notes of the rows, as attributes of a data set.
 
-        Columns have their usual names if the options name none; ``images`` is a column of paths.
+        Columns have their usual names if the options name none; ``images`` is that of images, or of
+        their paths, which are the names.
         """
         label = o.label_column or (usual("labels", self.kinds) if o.with_labels else None)
         ids, names, notes = o.id_column or usual("ids", self.kinds), o.name_column, list[str]()
@@ -304,14 +308,15 @@ class Table:
             else:
                 attributes["ids"] = whole_numbers(values, f"{self.source}: {ids!r}")
         unused = [name for name in self.of_kind("text", "number") if name not in (ids, label)]
-        names = names or images or usual("names", unused)
+        names = names or (images if images in unused else usual("names", unused))
+        notes += [f"images are in column {images!r}"] * (images is not None)
         columns = {name: name for name in o.keep} | ({"name": names} if names else {})
         return attributes | {
             "texts": {text: self.texts(self.column(name, "keep")) for text, name in columns.items()}
         }
 
-    def vectors(self, o: Options) -> tuple[Matrix, str]:
-        """Return the vectors, and a note on their columns.
+    def vectors(self, o: Options) -> tuple[Matrix, list[str]]:
+        """Return the vectors, and notes on their columns.
 
         They are the requested columns (patterns such as ``f*`` match), a column of lists, or
         columns of numbers that are numbered (``f0``, ``f1`` ...) or the only ones.
@@ -320,7 +325,7 @@ class Table:
         """
         used = {o.label_column, o.id_column, o.name_column, *o.keep, usual("labels", self.kinds)}
         lists = [name for name in self.of_kind("list") if name not in used]
-        unused = [n for n in self.kinds if n not in used and not is_key(n)]
+        unused = [n for n in self.kinds if n not in used and usual("keys", [n]) is None]
         numbers = [name for name in self.of_kind("number") if name in unused]
         prefixes = {n: re.sub(r"\d+$", "", n) for n in sorted(unused, key=natural_order)}
         numbered = [p for p, n in Counter(prefixes[name] for name in numbers).items() if n > 1]
@@ -328,32 +333,35 @@ class Table:
             n for n in prefixes if [prefixes[n]] == numbered or (n in numbers and not numbered)
         ]
         if o.vectors is not None:
-            patterns = o.vectors.split(",") if isinstance(o.vectors, str) else o.vectors
             chosen = [
                 self.column(name, "vectors")
-                for pattern in patterns
+                for pattern in o.vectors
                 for name in fnmatch.filter(self.kinds, pattern) or [pattern]
             ]
         elif lists:
-            rest = [*lists, *(chosen if numbered else [])]
-            chosen = [name] if (name := usual("vectors", lists)) else rest
+            name = usual("vectors", lists)
+            chosen = [name] if name else [*lists, *(chosen if numbered else [])]
         if len(chosen) == 1:
-            return self.matrix(chosen[0]), f"vectors are in column {chosen[0]!r}"
-        arrays = [self.arrays[name] for name in chosen if name in self.arrays]
-        lengths = {array.shape[0] for array in arrays}
+            return self.matrix(chosen[0]), [f"vectors are in column {chosen[0]!r}"]
         are_numbers = {*map(self.kinds.get, chosen)} == {"number"}
+        lengths = {self.arrays[name].shape[0] for name in chosen if name in self.arrays}
         # More arrays than rows are one vector for each name.
-        if not are_numbers or len(lengths) > 1 or len(arrays) > min(lengths, default=len(arrays)):
+        if not are_numbers or len(lengths) > 1 or any(len(chosen) > length for length in lengths):
             raise DataError(
                 f"{self.source}: which column holds the vectors? (it has "
                 f"{', '.join((lists or list(self.kinds))[:20])}): name them with --read"
                 " vectors=NAME or a pattern, 'f*'"
             )
-        shape = len(self.values(chosen[0])), len(chosen)
         matrix = LazyArray(
-            shape, np.float64, lambda: np.column_stack([self.values(name) for name in chosen])
+            (len(self.values(chosen[0])), len(chosen)),
+            np.float64,
+            lambda: np.column_stack([self.values(name) for name in chosen]),
         )
-        return matrix, f"vectors are the {len(chosen):,} columns {chosen[0]!r} to {chosen[-1]!r}"
+        others = [repr(name[:40]) for name in self.kinds if name not in chosen][:20]
+        return matrix, [
+            f"vectors are the {len(chosen):,} columns {chosen[0]!r} to {chosen[-1]!r}",
+            *[f"columns that are not in the vectors: {', '.join(others)}"] * bool(others),
+        ]
 
     def image_column(self, requested: str | None) -> str | None:
         """Return the column of images or of their paths, if any: the requested, or a usual one."""
@@ -393,9 +401,7 @@ def open_tables(paths: Sequence[Path]) -> Table:
             _library("pyarrow", path).ipc.open_stream(path).read_all()
         ),
         "json": lambda path: _library("pyarrow.json", path).read_json(str(path)),
-        "JSON of records": lambda path: (
-            frame_table(_library("pandas", path).read_json(path, dtype=False)).data
-        ),
+        "JSON of records": lambda path: frame_table(read_records(path)).data,
         **dict.fromkeys(
             ("parquet", "arrow"),
             lambda path: _library("pyarrow.dataset", path).dataset(str(path), format=form),
@@ -410,12 +416,19 @@ def open_tables(paths: Sequence[Path]) -> Table:
     if not isinstance(opened[0], dict):
         with reading(paths[0], f"a file of the form {form}"):
             return Table(source, {}, _library("pyarrow.dataset", source).dataset(opened))
-    joined = {name: array for name, array in opened[0].items() if array.shape}
-    for name, array in joined.items() if len(paths) > 1 else ():
-        parts, is_list = [arrays[name] for arrays in opened], len(array.shape) > 1
-        joined[name] = (
-            JoinedMatrix(parts, paths) if is_list else np.concatenate([part[:] for part in parts])
-        )
+    parts = {
+        name: [arrays[name] for arrays in opened]
+        for name, array in opened[0].items()
+        if array.shape
+    }
+    if len(paths) == 1:
+        return Table(source, {name: arrays[0] for name, arrays in parts.items()})
+    joined = {
+        name: JoinedMatrix(arrays, paths)
+        if len(arrays[0].shape) > 1
+        else np.concatenate([array[:] for array in arrays])
+        for name, arrays in parts.items()
+    }
     return Table(source, joined)
 
 
@@ -425,16 +438,41 @@ def _npy(path: Path) -> dict[str, Matrix]:
     return {name: array[name] for name in array.dtype.names or ()} or {"arr_0": array}
 
 
+def read_records(path: Path) -> Any:
+    """Return what is in a JSON file: a dict, rows (also one in each line), or a table of pandas
+    (``orient="split"`` or ``"table"``). Raises DataError: it is that of COCO, or no JSON.
+    """
+    text = read_text(path, "JSON of records").strip()
+    with reading(path, "JSON of records"):
+        lines = text.split("\n") if text[:1] == "{" and "\n{" in text else []
+        value: Any = [json.loads(line) for line in lines if line] or json.loads(text)
+        names = {*value} if isinstance(value, dict) else set()
+        if {"images", "annotations"} <= names:
+            raise DataError(
+                f"{path} is JSON of COCO, with annotations of parts of images: save a table with "
+                "a file_name and a category in each line as CSV"
+            )
+        if "data" in names and names & {"columns", "schema"}:
+            value = [
+                row if isinstance(row, dict) else dict(zip(value["columns"], row, strict=True))
+                for row in value["data"]
+            ]
+    return value
+
+
 def _hdf5(path: Path) -> dict[str, Matrix]:
-    """Return the arrays of numbers and of texts of an HDF5 file; others are left out."""
+    """Return the arrays of numbers and of texts of an HDF5 file and its groups; others are left
+    out."""
     with open_hdf5(path) as h5:
+        nodes = dict(h5.items())
+        h5.visititems(lambda name, node: nodes.update({name: node}))
         return {
             name: (
                 Hdf5Array(path, name)
                 if node.dtype.kind in "iufb"
                 else np.array(node.asstr(errors="replace")[:], dtype=np.str_)
             )
-            for name, node in h5.items()
+            for name, node in nodes.items()
             if getattr(node, "shape", ()) and node.dtype.kind in "iufbOS"
         }
 
@@ -450,8 +488,9 @@ def _csv(path: Path) -> Any:
     text = read_text(path, "a table with a header line").lstrip("\n# ")
     first = text.partition("\n")[0]
     separator = max(",;\t|", key=first.count)
-    names = [name.strip() for name in next(csv.reader([first], delimiter=separator), [])]
-    texts = [name for name in names if usual("labels", [name]) or is_key(name)]
+    cells = next(csv.reader([first], delimiter=separator), [])
+    names = [name.strip() or f"Unnamed: {i}" for i, name in enumerate(cells)]
+    texts = [name for name in names if usual("labels", [name]) or usual("keys", [name]) is not None]
     counted = [str(i) for i in range(len(names))]
     is_row = any(map(is_image_name, names)) or all(map(_NUMBER.fullmatch, names))
     has_header = not is_row or (len(names) > 2 and names == counted)
@@ -489,5 +528,5 @@ def frame_table(source: Any) -> Table:
             f": leave out those of mixed types"
         ) from None
     index = (data.schema.pandas_metadata or {}).get("index_columns", [])
-    names = ["index" if n in index and not is_key(n) else n for n in data.schema.names]
+    names = ["index" if n in index and usual("keys", [n]) is None else n for n in data.schema.names]
     return Table(location, {}, data.rename_columns(names))

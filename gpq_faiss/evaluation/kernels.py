@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..compiled import compiled
-from .ties import Floats, Ints
+from .ties import Doubles, Ints
 
 _HIGH, _ENTRY = np.uint64(32), np.uint64((1 << 32) - 1)
 _RADIX = 11  # bits that are sorted at a time: 2,048 counters fit the L1 cache
@@ -107,7 +107,7 @@ def tie_groups(keys: NDArray[Any], counts: Ints, ties: int) -> Any:
 
 
 @compiled
-def _precisions(a: int, n: int, b: int, r: int, t: int, harmonic: Floats) -> Any:
+def _precisions(a: int, n: int, b: int, r: int, t: int, harmonic: Doubles) -> Any:
     """Return the expected sum of precisions at the relevant items among the first t of a group."""
     # The difference of two sums of about log(a) loses precision; a single rank avoids it.
     spread = 1.0 / (a + 1.0) if t == 1 else harmonic[a + t] - harmonic[a]
@@ -116,7 +116,7 @@ def _precisions(a: int, n: int, b: int, r: int, t: int, harmonic: Floats) -> Any
 
 
 @compiled
-def _cut_group(a: int, n: int, b: int, r: int, k: int, total: float, harmonic: Floats) -> Any:
+def _cut_group(a: int, n: int, b: int, r: int, k: int, total: float, harmonic: Doubles) -> Any:
     """Return E[AP@k / relevant items in the top k] where rank k is inside a group.
 
     ``total`` is the sum of precisions before the group. Numerator and denominator are both random:
@@ -138,7 +138,7 @@ def _cut_group(a: int, n: int, b: int, r: int, k: int, total: float, harmonic: F
 
 @compiled
 def average_precision(
-    groups: Ints, relevant: int, harmonic: Floats, k: int, denominator: int
+    groups: Ints, relevant: int, harmonic: Doubles, k: int, denominator: int
 ) -> Any:
     """Return the expected average precision of the first k ranks; 0 if none of them is relevant."""
     total, hits = 0.0, 0.0
@@ -157,7 +157,7 @@ def average_precision(
 
 
 @compiled
-def curves(groups: Ints, relevant: int, ks: Ints, levels: Floats, out: Floats) -> None:
+def curves(groups: Ints, relevant: int, ks: Ints, levels: Doubles, out: Doubles) -> None:
     """Write points of the curves of a ranking to ``out``, float64 [len(ks) + L].
 
     First the expected number of relevant items among the first k ranks, for each k. Then the

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..errors import DataError
 from .ranking import rank_codes
 from .scorers import Bytes, ScoreFunction, Tables
-from .ties import Floats, Ints
+from .ties import Doubles, Ints
 
 MAX_QUERIES = 400
 """Maximum number of queries to measure."""
@@ -81,7 +81,7 @@ def nearest(
     return np.where(best == _MISSING, -1, _LOW - (best & _LOW))
 
 
-def _unit(x: NDArray[np.float32]) -> Floats:
+def _unit(x: NDArray[np.float32]) -> Doubles:
     """Return the rows of x in float64, scaled to length 1."""
     norms = np.linalg.norm(x.astype(np.float64), axis=1, keepdims=True)
     return x / np.where(norms == 0, 1, norms)

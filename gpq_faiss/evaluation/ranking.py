@@ -30,7 +30,15 @@ from .scorers import (
     words_of,
 )
 from .tables import Shown
-from .ties import RECALL_LEVELS, Convention, Denominator, Floats, Ties, check_rank, harmonic_numbers
+from .ties import (
+    RECALL_LEVELS,
+    Convention,
+    Denominator,
+    Doubles,
+    Ties,
+    check_rank,
+    harmonic_numbers,
+)
 
 _TASK = 128  # queries per task of a thread
 _SCORES = 1 << 22  # maximum number of scores per block
@@ -55,11 +63,11 @@ class RankingResult(Shown):
     """
 
     map: float
-    ap: Floats
+    ap: Doubles
     precision: dict[int, float]
     recall: dict[int, float]
-    pr_recall: Floats
-    pr_precision: Floats
+    pr_recall: Doubles
+    pr_precision: Doubles
     n_queries: int
     n_database: int
     n_distinct: int
@@ -272,7 +280,7 @@ class _Database:
         self._block = max(1, min(16, _SCORES // len(self._sizes)))
         self._harmonic = harmonic_numbers(self.n)
 
-    def measure(self, queries: NDArray[Any], ks: NDArray[Any], levels: Floats) -> Floats:
+    def measure(self, queries: NDArray[Any], ks: NDArray[Any], levels: Doubles) -> Doubles:
         """Measure the rankings of some query rows, in their :attr:`order`.
 
         Returns:

@@ -14,7 +14,7 @@ Ties = Literal["expected", "best", "worst", "id"]
 Denominator = Literal["relevant", "relevant-in-top-k", "min(k, relevant)"]
 
 Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+Doubles = NDArray[np.float64]
 
 _TIES = {
     "expected": "expected value over random order within ties",
@@ -28,7 +28,7 @@ _DENOMINATORS = {
     "min(k, relevant)": "min(k, all relevant items)",
 }
 
-RECALL_LEVELS: Floats = np.linspace(0.0, 1.0, 21)
+RECALL_LEVELS: Doubles = np.linspace(0.0, 1.0, 21)
 """Recall levels of precision-recall curves."""
 
 
@@ -77,7 +77,7 @@ def check_rank(k: object) -> None:
         raise UsageError(f"k={k!r}: it must be a whole number, at least 1")
 
 
-def harmonic_numbers(n: int) -> Floats:
+def harmonic_numbers(n: int) -> Doubles:
     """Return H(0), H(1), ..., H(n), float64 [n + 1], correct to two units in the last place."""
     sums = np.cumsum(1 / np.arange(1, n + 1, dtype=np.longdouble))
     return np.concatenate([[0.0], sums]).astype(np.float64)

@@ -35,12 +35,12 @@ from ..files import check_output, unfinished
 from ..methods.coders import ProductCoder, Rows
 from ..methods.measure import (
     Coded,
-    encode_items,
+    encode_database,
     fit_and_encode,
     input_neighbours,
     native_image_size,
 )
-from ..methods.registry import find_method
+from ..methods.registry import find_method, make_method
 from ..methods.trainable import embed_rows
 from ..nn.device import resolve_device
 from ..progress import stage
@@ -209,9 +209,7 @@ def compute(
             coded = _train_and_encode(spec, dataset, split, work, options, keep)
         else:
             coded = fit_and_encode(
-                spec.method,
-                spec.bits or 32,
-                spec.seed,
+                make_method(spec.method, spec.bits or 32, spec.seed),
                 dataset,
                 split,
                 image_size=image_size,
@@ -287,7 +285,7 @@ def _train_and_encode(
     method = fitted.method
     with Reader(dataset, fitted.reader.image_size) as reader:
         reader.preload()
-        coded = encode_items(
+        coded = encode_database(
             method.coder(),
             *embed_rows(method, reader, split.query, device, queries=True),
             split.database,

@@ -159,17 +159,10 @@ def from_faiss(index: Any, name: str = "the index") -> Contents:
 
 
 def describe(index: Any) -> str:
-    """Describe an index for errors: ``an inverted file (IndexIVFFlat)``."""
+    """Name the classes of an index for errors: ``IndexIDMap around IndexIVFFlat``."""
     inner = faiss.downcast_index(index)
     names = [type(inner).__name__]
     while isinstance(inner, faiss.IndexIDMap | faiss.IndexPreTransform):
         inner = faiss.downcast_index(inner.index)
         names.append(type(inner).__name__)
-    classes = " around ".join(names)
-    if "IndexPreTransform" in names:
-        return f"an OPQ index, or another one behind a transform ({classes})"
-    if isinstance(inner, faiss.IndexIVF):
-        return f"an inverted file ({classes})"
-    if isinstance(inner, faiss.IndexPQFastScan):
-        return f"a FastScan index for plain Faiss ({classes})"
-    return f"another index ({classes})"
+    return " around ".join(names)

@@ -21,7 +21,6 @@ from ..evaluation.scorers import ScoreFunction
 from ..evaluation.ties import Convention
 from ..progress import stage
 from .coders import Coder, Codes, Floats, Rows
-from .registry import make_method
 
 log = logging.getLogger(__name__)
 
@@ -103,10 +102,8 @@ class Coded:
             return neighbour_recall(*self.scorer, neighbours, n_queries=len(self.query_rows))
 
 
-def fit_and_encode(  # noqa: PLR0913
-    name: str,
-    bits: int,
-    seed: int,
+def fit_and_encode(
+    coder: Coder,
     dataset: Dataset,
     split: Split,
     *,
@@ -115,26 +112,24 @@ def fit_and_encode(  # noqa: PLR0913
     database: Rows,
     keep: Rows = _NO_ROWS,
 ) -> Coded:
-    """Fit an array method to the training items of a split, and encode queries and database.
+    """Fit a coder to the training items of a split, and encode queries and database.
 
     It is fitted to the features, or to the pixels of images of this size, of at most 100,000
     training items, labelled ones first. ``queries``, ``database`` and ``keep``, whose vectors are
-    kept, are rows in the data set, int64. Raises DataError: the method cannot learn from the data;
-    UsageError: no such array method.
+    kept, are rows in the data set, int64. Raises DataError: the coder cannot learn from the data.
     """
     pool, total = training_rows(split), len(split.labelled) + len(split.unlabelled)
     if len(pool) < total:
-        log.info("%s is fitted to %d of %d training items", name, len(pool), total)
-    coder = make_method(name, bits, seed)
+        log.info("%s is fitted to %d of %d training items", coder.name, len(pool), total)
     with Reader(dataset, image_size) as reader:
         x, pool = read_inputs(reader, pool)
         start = time.perf_counter()
-        with stage(f"fitting {name}"):
+        with stage(f"fitting {coder.name}"):
             coder.fit(x, split.training_labels(dataset.require_labels()).take(pool))
         seconds = time.perf_counter() - start
         del x
         read = functools.partial(read_inputs, reader)
-        coded = encode_items(coder, *read(queries), database, read, keep)
+        coded = encode_database(coder, *read(queries), database, read, keep)
     return replace(coded, fit_seconds=seconds)
 
 
@@ -147,7 +142,7 @@ def training_rows(split: Split) -> Rows:
     return np.union1d(labelled, split.unlabelled[spread])
 
 
-def encode_items(
+def encode_database(
     coder: Coder,
     xq: Floats,
     query_rows: Rows,

@@ -57,7 +57,7 @@ class SDH(BinaryMethod):
         x, y = x[rows], labels.dense(rows).astype(np.float64)
         rng = np.random.default_rng([self.seed, 0])
         self._anchors = x[np.sort(rng.permutation(len(x))[:_ANCHORS])]
-        distances = squared_distances(x, self._anchors)
+        distances = anchor_distances(x, self._anchors)
         self._sigma = float(distances.mean()) or 1.0
         kernels = np.exp(distances / -self._sigma)
         self._mean = kernels.mean(axis=0)
@@ -78,11 +78,11 @@ class SDH(BinaryMethod):
         self._P = solver @ codes
 
     def _project(self, x: Floats) -> Floats:
-        kernels = np.exp(squared_distances(x, self._anchors) / -self._sigma)
+        kernels = np.exp(anchor_distances(x, self._anchors) / -self._sigma)
         return ((kernels - self._mean) @ self._P).astype(np.float32)
 
 
-def squared_distances(x: Floats, anchors: Floats) -> Doubles:
+def anchor_distances(x: Floats, anchors: Floats) -> Doubles:
     """Squared distances float64 [n, m] of rows float32 [n, d] and [m, d]."""
     a, b = x.astype(np.float64), anchors.astype(np.float64)
     squares = np.einsum("nd,nd->n", a, a)[:, None] + np.einsum("md,md->m", b, b)

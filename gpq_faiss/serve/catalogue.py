@@ -48,10 +48,12 @@ class Catalogue:
     def __init__(self, live: LiveIndex, dataset: Dataset | None = None) -> None:
         self.live, self.dataset = live, dataset
         self.labels = functools.lru_cache(1)(self._labels)
+        self._files: FileRows | None = None
         if dataset is None:
             return
         self.dataset = replace(dataset, max_bad=1.0)  # broken pictures are skipped
-        self._files = FileRows(dataset.texts) if "file_hash" in dataset.texts else None
+        if "file_hash" in dataset.texts:
+            self._files = FileRows(dataset.texts)
         if not self.has_pictures:
             log.warning(
                 "%s has no files with names, and is not the data that were indexed: no pictures",
@@ -62,11 +64,8 @@ class Catalogue:
 
     def items(self, ids: Sequence[int]) -> list[schemas.Item]:
         """Return id, name and labels of each item [n]."""
-        items = (item or Item({}) for item in self.live.items.lookup(np.array(ids, np.int64)))
-        return [
-            schemas.Item(id=id_, name=item.name, labels=item.labels)
-            for id_, item in zip(ids, items, strict=True)
-        ]
+        items = [(id_, self.live.items.item(id_) or Item({})) for id_ in ids]
+        return [schemas.Item(id=id_, name=item.name, labels=item.labels) for id_, item in items]
 
     # Labels -------------------------------------------------------------------------------------
 
@@ -120,10 +119,11 @@ class Catalogue:
     @property
     def has_pictures(self) -> bool:
         """Whether the data set has files with names, or is the one that was indexed."""
-        if self.dataset is None or self._files is not None:
-            return self.dataset is not None
-        is_indexed = self.live.items.data_fingerprint == self.dataset.fingerprint
-        return is_indexed and self.live.is_complete
+        return self._files is not None or (
+            self.dataset is not None
+            and self.live.is_complete
+            and self.live.items.data_fingerprint == self.dataset.fingerprint
+        )
 
     def original(self, id_: int) -> NDArray[Any] | None:
         """Return the image uint8 [H, W, 3] or the features float32 [width] of an item.

@@ -34,7 +34,6 @@ class Settings(BaseModel, frozen=True, extra="forbid", strict=True):
     allowed_hosts: tuple[str, ...] = Field(default=(), strict=False)
     max_upload: Annotated[ByteSize, Field(ge=1)] = ByteSize(16 << 20)
     max_k: int = Field(default=1000, ge=1)
-    threads: int | None = Field(default=None, ge=1)
 
     def __init__(self, **values: Any) -> None:
         try:

@@ -150,6 +150,6 @@ class Service:
             allow = np.setdiff1d(with_labels(request.allow_labels), deny)
             filters = {"allow": np.intersect1d(allow, filters.get("allow", allow))}
         k = min(request.k, index.ntotal)
-        D, ids = index.search(vector[None], k, threads=self.settings.threads, **filters)
+        D, ids = index.search(vector[None], k, allow=filters.get("allow"), deny=filters.get("deny"))
         passed = ids[0] != -1
         return D[0, passed], ids[0, passed]

@@ -105,12 +105,14 @@ def encode(
 
 def _from_features(encoder: Encoder, dataset: Dataset, path: Path, writer: RowWriter) -> Path:
     """Write the codes of a features file."""
-    model = encoder.model.codebooks, encoder.model.description
+    model = encoder.model
     with RowReader(path) as reader, stage("features to codes"):
         size = max(1, _BLOCK_BYTES // (4 * reader.header.width))
         for rows in row_blocks(reader.ntotal, size, start=writer.rows):
             vectors = np.asarray(reader.values[rows])
-            codes = encode_items(vectors, *model, name=str(path), first_row=rows.start)
+            codes = encode_items(
+                vectors, model.codebooks, model.description, name=str(path), first_row=rows.start
+            )
             labels = None if reader.labels is None else reader.labels[rows]
             writer.append(codes, reader.ids[rows], labels)
     return writer.finish(dataset.ids, dataset.texts)
@@ -128,12 +130,11 @@ def _encode_rows(encoder: Encoder, dataset: Dataset, writer: RowWriter, batch_si
             f"the unfinished {writer.path} was begun from a features file: leave out "
             f"--no-features or --ray to go on, or remove {writer.folder} to start again"
         )
-    rows, position = np.arange(len(dataset)), 0
-    if writer.rows:
-        position = int(writer.state["position"])
-        # The limit of unreadable images holds for a run and its resumption together.
-        for bad in map(int, writer.state["bad"]):
-            dataset.add_bad(bad, f"item {dataset.ids[bad]}", "broken when it was read before")
+    rows = np.arange(len(dataset))
+    position = writer.state.get("position", 0)
+    # The limit of unreadable images holds for a run and its resumption together.
+    for bad in writer.state.get("bad", ()):
+        dataset.add_bad(bad, f"item {dataset.ids[bad]}", "broken when it was read before")
     batches: Any = encoder.code_batches if writer.header.kind == "codes" else encoder.batches
     for readable, values in batches(dataset, rows, start=position, batch_size=size):
         labels = None if dataset.labels is None else dataset.labels.packed[readable]

@@ -117,10 +117,9 @@ def evaluate(
         elif compared is not None:
             coded = _encode(compared, dataset, split.query, database)
         else:
+            seed = encoder.model.description["config"]["training"]["seed"]
             coded = fit_and_encode(
-                name,
-                encoder.bits,
-                int(encoder.model.description["config"]["training"]["seed"]),
+                make_method(name, encoder.bits, seed),
                 dataset,
                 split,
                 image_size=encoder.image_size,
@@ -142,18 +141,17 @@ def model_name(description: Mapping[str, Any]) -> str:
 
     It is the method, and its preset unless these are the default: ``gpq (paper)``.
     """
-    method = str(description.get("method", "gpq"))
-    used = str(description["config"].get("preset", "paper"))
+    method, used = description["method"], description["config"]["preset"]
     return method if (method, used) == ("posterior", "recommended") else f"{method} ({used})"
 
 
 def _training_of(encoder: Encoder) -> dict[str, Any]:
     """Return the fingerprint of the training ``data``, and ``hash``, ``protocol`` and ``seed`` of
-    their split; None where the model does not say.
+    their split.
     """
-    data, split = (encoder.model.description.get(name) or {} for name in ("data", "split"))
-    names = "hash", "protocol", "seed"
-    return {"data": data.get("fingerprint"), **{name: split.get(name) for name in names}}
+    description = encoder.model.description
+    split = {name: description["split"][name] for name in ("hash", "protocol", "seed")}
+    return {"data": description["data"]["fingerprint"], **split}
 
 
 def _open_compared(
@@ -235,6 +233,11 @@ def _evaluate_codes(
             raise DataError(f"{codes}: no item has a label: encode labelled data")
         labels = Labels(np.asarray(reader.labels), reader.header.class_names)
         Z, packed, ids = reader.header.codebooks, np.asarray(reader.values), np.asarray(reader.ids)
+    if not {*labels.class_names} & {*query_labels.class_names}:
+        raise DataError(
+            f"no class of {queries.name} ({query_labels.class_names[0]}, ...) is one of {codes} "
+            f"({labels.class_names[0]}, ...): give both the same names of classes"
+        )
     classes = tuple(dict.fromkeys((*labels.class_names, *query_labels.class_names)))
     query_labels, labels = query_labels.over(classes), labels.over(classes)
     database = np.flatnonzero(labels.has())

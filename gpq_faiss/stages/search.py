@@ -91,15 +91,17 @@ def search(
             searched = to_gpu(opened, str(encoder.device))
             description += f" on {encoder.device}"
         scores, item_ids = searched.search(vectors, k, allow=allow, deny=deny)
-        result_ids, source = np.unique(item_ids), opened.items or ItemSource()
-        items = zip(result_ids.tolist(), source.lookup(result_ids), strict=True)
+        source = opened.items or ItemSource()
+        items = {number: source.item(number) for number in np.unique(item_ids).tolist()}
     query_ids = dataset.ids[positions]
     names = dataset.texts.get("name", np.full(len(dataset), ""))[positions]
     pairs = zip(names.tolist(), query_ids.tolist(), strict=True)
     if short := int((item_ids == -1).any(axis=1).sum()):
         log.warning(
             "%d of %d queries have fewer than %d results: too few items pass the filter",
-            *(short, len(query_ids), k),
+            short,
+            len(query_ids),
+            k,
         )
     return SearchResult(
         item_ids,
@@ -108,7 +110,7 @@ def search(
         tuple(name or str(id_) for name, id_ in pairs),
         opened.fingerprint,
         description,
-        items={number: item for number, item in items if item is not None},
+        items={number: item for number, item in items.items() if item is not None},
         data_fingerprint=source.data_fingerprint,
     )
 

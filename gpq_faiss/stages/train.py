@@ -172,7 +172,7 @@ def _is_finished(out: Path, partial: Path, identity: str, *, overwrite: bool) ->
     # A model beside an unfinished run is kept until the run, begun by --overwrite, is complete.
     if overwrite or (partial / CHECKPOINT).exists() or not (out / "config.json").exists():
         return False
-    if read_description(out).get("run_identity") != identity:
+    if read_description(out)["run_identity"] != identity:
         raise OutputExistsError(
             f"{out} is a finished model of other settings or data: choose another --out, or "
             "--overwrite it"

@@ -23,7 +23,6 @@ from urllib.parse import quote
 
 import numpy as np
 
-from ..codes.checks import Ids
 from ..errors import DataError, one_line
 from ..files import Closing
 from ..inputs import check_file
@@ -82,8 +81,8 @@ def items_path(index: str | Path) -> Path:
 
 
 CHANGED_DATA = (
-    "%s or its labels are not as they were when encoded: pictures are found by names, "
-    "and left out where the file is another"
+    "%s or its labels have changed since they were encoded: pictures are matched by name, "
+    "and files with other content are skipped"
 )
 """Warning of data whose pictures are shown; its argument is their name."""
 
@@ -118,11 +117,6 @@ class ItemSource(Closing):
     def item(self, number: int) -> Item | None:
         """Return the item with an id; None if it is unknown."""
         return None
-
-    def lookup(self, ids: Ids) -> list[Item | None]:
-        """Return the item of each id [n]; None for -1 and unknown ids."""
-        items = {number: self.item(number) for number in np.unique(ids).tolist()}
-        return [items[number] for number in ids.tolist()]
 
     def find(self, name: str) -> list[int]:
         """Return the ids of the items with a name, in ascending order."""

@@ -65,7 +65,17 @@ LABELS = [
     ("l.csv", "id,label,label\n0,a,b\n1,b,a\n", "names a column twice"),
     ("l.csv", "id;label\n3;cat;x\n", "is not a file of the form csv.*Expected 2 columns, got 3"),
     ("l.csv", 'id,label\n1,"cat\n2,cat\n', "not printable"),
-    ("l.csv", "id,label\n1,cat\n1,dog\n", "'1' occurs more than once"),
+    ("l.csv", "nr,label\n1,cat\n2,emu\n2,dog\n", "no column of a usual name .it has 'nr', 'lab"),
+    *[
+        ("l.csv", f"rank,label\n{rank}", "'rank' may number the items, but does not count them in")
+        for rank in ("3,a\n0,b\n2,c\n1,d\n", "2,a\n1,b\n3,c\n4,d\n", "1,a\n0,b\n")
+    ],
+    (
+        "l.csv",
+        ",label\n3,a\n0,b\n2,c\n1,d\n",
+        "'Unnamed: 0' may number the items, but does not count them in",
+    ),
+    ("l.json", '{"images": [{"id": 1}], "annotations": []}', "l.json is JSON of COCO.*a file_name"),
     ("l.csv", "id,label\n77,cat\n", "no key of a label in 'id' is .* the data .it has .'77'"),
     (
         "l.parquet",
@@ -188,12 +198,30 @@ OBJECTS = [
     (frame(v=[x[: 1 + i % 2] for i, x in enumerate(X40)]), {}, "'v' has 1 numbers in row 0, but"),
     (frame(v=[[1, "a"]] * 40), {}, "a column that cannot be converted"),
     (X40, {"labels": Y[:5]}, "5 labels, array has 40 items"),
-    (X40, {"labels": pd.Series(["a"] * 80)[::2]}, "has the id 40 in 'id', but"),
+    (X40, {"labels": pd.Series(["a"] * 90)[::2]}, "has the id 40 in 'index', but"),
+    *[
+        (X40, {"labels": labels}, "index.*' may number the items, .* order: .*labels.to_numpy")
+        for labels in (
+            pd.Series(range(80))[::2],
+            pd.Series(range(40)).sample(frac=1.0),
+            pd.DataFrame({"label": range(40)}).sample(frac=1.0),
+        )
+    ],
     (X40, {"labels": 3}, "int is not a list of labels"),
     (X40, {"names": ["a"]}, "1 name, array has 40 items"),
     (X40, {"ids": IDS[:40] / 2}, r"ids: float64 \[40\], expected ids"),
+    (X40, {"ids": np.arange(2**24, 2**24 + 40, dtype=np.float32)}, r"ids: float32 \[40\]"),
+    (X40, {"ids": np.ones(40, bool)}, r"ids: bool \[40\], expected"),
     (X40[0], {}, r"array is float32 \[7\]"),
-    (PIXELS + 255.5, {}, "first image: float64 .* expected uint8, or floats from 0 to 1"),
+    *[
+        (images, {}, "or brightest pixels: float64 .* expected uint8, or floats from 0 to 1")
+        for images in (PIXELS + 255.5, PIXELS + np.arange(40.0).reshape(-1, 1, 1, 1))
+    ],
+    (
+        Items([(png(i), i % 2) for i in range(9)], targets=[1] * 9),
+        {},
+        "item 0 returns the label 0, its",
+    ),
     (Items([]), {}, "Items has no items"),
     (Items([{"image": {}}]), {}, "item 0: dict of object is not an array of numbers, nor an image"),
     (3, {}, "int has no items"),

@@ -102,15 +102,23 @@ def test_labels_by_id_are_matched(order, form):
     if form is pd.DataFrame:
         labels = pd.DataFrame({"image_id": keys, "category": values})
     elif form is pd.Series:
-        labels = pd.Series(values, index=keys)
+        labels = pd.Series(values, index=keys)[:-1]
     else:
         labels = dict(zip(keys, values, strict=True))
-    assert label_texts(open_data(X, labels=labels)) == CLASSES
+    expected = ["" if i == order[-1] and form is pd.Series else CLASSES[i] for i in range(N)]
+    assert label_texts(open_data(X, labels=labels)) == expected
 
 
 @pytest.mark.parametrize(
     ("labels", "expected"),
     [
+        ([("a", "b", "c"), ("a",), ("b", "c"), ()] * 3, ["a b c", "a", "b c", ""] * 3),
+        (pd.Series([("a", "b", "c"), ("b",), ()] * 4), ["a b c", "b", ""] * 4),
+        ({i: ("a", name, "z") for i, name in enumerate(CLASSES)}, [f"a {c} z" for c in CLASSES]),
+        (
+            pd.DataFrame({"index": range(4), "id": [3, 1, 3, 1], "label": ["a", "b", "c", "b"]}),
+            ["", "b", "", "a c", *[""] * 8],
+        ),
         ([{"z", name} for name in CLASSES], [f"{name} z" for name in CLASSES]),
         (np.array(CLASSES, "S"), CLASSES),
         ([name.encode() for name in CLASSES], CLASSES),
@@ -163,6 +171,12 @@ TABLES = {
     "t.parquet": lambda path, a, b: save(path, {a: list(range(N)), b: CLASSES}),
     "t.json": lambda path, a, b: save(
         path, json.dumps([{a: i, b: c} for i, c in enumerate(CLASSES)])
+    ),
+    "split.json": lambda path, a, b: pd.DataFrame({a: range(N), b: CLASSES}).to_json(
+        path, orient="split"
+    ),
+    "lines.json": lambda path, a, b: pd.DataFrame({a: range(N), b: CLASSES}).to_json(
+        path, orient="records", lines=True
     ),
     "t.jsonl": lambda path, a, b: save(
         path, "\n".join(json.dumps({a: i, b: c}) for i, c in enumerate(CLASSES))
@@ -220,7 +234,7 @@ def test_a_table_without_ids_is_in_order_and_says_so(folder):
 def test_ids_and_names_in_a_column_of_any_name_are_found(folder, start):
     table = pd.DataFrame({"price": Y, "nr": range(start, N + start), "art": CLASSES})
     table = table.iloc[::-1].reset_index(drop=True)
-    options = {"labels": table, "label_column": "art"}
+    options = {"labels": table, "label_column": "art", "id_column": "nr"}
     if start == 1:
         refused(X, "has the id 12 in 'nr', but the data has no ids", **options)
     data = open_data(X, ids=np.arange(start, N + start), **options)
@@ -284,11 +298,12 @@ def test_counts_from_0_beside_counts_from_1_are_refused(folder):
     pd.DataFrame({"label": CLASSES}).to_csv("l.csv")
     counted = {"ids": range(1, N + 1)}, {"names": [f"{i}.png" for i in range(1, N + 1)]}
     for items in counted:
-        for labels in ("l.csv", dict(enumerate(CLASSES))):
+        for labels in ("l.csv", dict(enumerate(CLASSES)), dict(enumerate(CLASSES[:5]))):
             refused(X, "one counts from 0 and the other from 1", labels=labels, **items)
     zero_based = {"names": [f"{i}.png" for i in range(N)]}
     table = pd.DataFrame({"nr": range(1, N + 1), "label": CLASSES})
-    refused(X, "one counts from 0 and the other from 1", labels=table, **zero_based)
+    for labels in (table, table.drop([2, 4])):
+        refused(X, "one counts from 0 and the other from 1", labels=labels, **zero_based)
 
 
 def test_image_ids_go_before_ids_of_annotations(folder):
@@ -298,7 +313,7 @@ def test_image_ids_go_before_ids_of_annotations(folder):
 
 @pytest.mark.parametrize(
     "part",
-    [slice(None, None, -1), slice(2, None, 3), slice(-5, 2, -1)],
+    [slice(None, 0, -1), slice(2, None, 3), slice(-5, 2, -1)],
 )
 def test_frames_are_aligned_by_their_index(folder, part):
     table = pd.DataFrame({"label": CLASSES})
@@ -413,7 +428,8 @@ def test_names_that_do_not_match_are_refused(folder):
     names = [f"{i}.png" for i in range(N)]
     refused(X, "no key of a label in 'photo' is an id or name", names=names, labels=table)
     table["photo"] = [*names[1:], names[1]]
-    refused(X, "'photo' '1.png' occurs more than once", names=names, labels=table)
+    several = open_data(X, names=names, labels=table)
+    assert (label_texts(several)[1], several.notes[2][:22]) == ("c0 c2", "1 ids have several lin")
     indexed = pd.DataFrame({"label": CLASSES}, index=pd.Index(names, name="sample")).iloc[::-1]
     assert label_texts(open_data(X, names=names, labels=indexed)) == CLASSES
     counted = pd.DataFrame({"id": range(N), "file": [f"b{i}" for i in range(N)], "label": CLASSES})
@@ -441,7 +457,8 @@ def test_a_first_line_with_an_image_is_no_header(folder):
 def test_several_arrays_of_one_row_are_refused(folder):
     images = np.zeros((N, 8, 8), np.uint8)
     np.savez("m.npz", train_images=images, test_images=images)
-    refused("m.npz", "several arrays of images \\(train_images, test_images\\)")
+    refused("m.npz", "several columns of images \\(train_images, test_images\\): name one")
+    assert len(open_data("m.npz", image_column="train_images")) == N
     np.savez("n.npz", **{f"img_{i}": X[i] for i in range(N)})
     refused("n.npz", "which column holds the vectors")
 
@@ -521,6 +538,7 @@ def arrow_stream(path, table):
 MORE_VECTORS = {
     "v.feather": lambda path: pa.feather.write_feather(pa.table({"v": list(X)}), path),
     "stream.arrow": lambda path: arrow_stream(path, pa.table({"v": list(X)})),
+    "groups.h5": lambda path: save(path, {"train/v": X, "train/y": Y}),
     "v.csv": lambda path: pd.DataFrame(X).add_prefix("f").to_csv(path),
     "bare.csv": lambda path: np.savetxt(path, X, delimiter=","),
     "v.parquet": lambda path: save(path, {f"d{i}": X[:, i] for i in (*range(4, 8), *range(4))}),
@@ -537,7 +555,9 @@ def test_more_files_of_vectors(folder, name):
 def test_patterns_choose_columns_of_vectors(folder):
     save(folder / "t.parquet", {f"{c}{i}": X[:, i] for c in "ab" for i in range(8)})
     refused("t.parquet", "which column holds the vectors")
-    assert "vectors are the 8 columns 'b0' to 'b7'" in open_data("t.parquet", vectors="b*").notes
+    notes = open_data("t.parquet", vectors="b*").notes
+    assert "vectors are the 8 columns 'b0' to 'b7'" in notes
+    assert notes[-1].startswith("columns that are not in the vectors: 'a0', 'a1', ")
 
 
 def test_row_groups_are_read_in_any_order(folder):
@@ -613,6 +633,7 @@ def test_numbers_of_columns_are_a_header(folder, rows):
 
 def test_images_in_parquet_and_in_clones_of_hubs(folder):
     columns = {"image": [png(i) for i in range(4)], "label": ["a", "b"] * 2, "n": list(range(4))}
+    columns["bbox"] = [[0.0, 1.0, 2.0, 3.0]] * 4
     save(folder / "i.parquet", columns)
     rows = hub({"image": datasets.Image(decode=False)}, **columns)
     (folder / "clone/data").mkdir(parents=True)
@@ -719,6 +740,14 @@ LAYOUTS = {
     "train_station/1 train_interior/2 kitchen/3": ["kitchen", "train_interior", "train_station"],
     "labeled/1 blank/2": ["blank", "labeled"],
     "image/1 table/2 extra/3 unlabeled_images/4": ["extra", "image", "table", ""],
+    "train/labeled/cat/1 train/labeled/dog/2 train/unlabeled/3 test/cat/4": [
+        "cat",
+        "dog",
+        "",
+        "cat",
+    ],
+    "train/labelled/cat/1 train/unlabelled/cat/3 test/labelled/dog/4": ["cat", "", "dog"],
+    "labelled/train/cat/1 labelled/test/dog/2 unlabelled/3": ["cat", "", "dog"],
     "cat/1 cat/@__thumb/2 cat/thumbs/3 dog/1 ~snapshot/4 RECYCLER/5": ["cat", "dog"],
 }
 

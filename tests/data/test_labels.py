@@ -83,15 +83,21 @@ def test_rows_of_any_length_have_a_direction(value):
 # Beside the data and in its columns ---------------------------------------------------------------
 
 
-WRITTEN = (",;\t", ["utf-8", "utf-8-sig", "utf-16"], ["csv", "txt", "tsv"], ["id", "Key", "item"])
+WRITTEN = (
+    ",;\t",
+    ["utf-8", "utf-8-sig", "utf-16"],
+    ["csv", "txt", "tsv"],
+    ["id", "Key", "item"],
+    ["{}", "{:04}"],
+)
 
 
 @given(st.permutations([10, 20, 30, 40, 77]), st.tuples(*map(st.sampled_from, WRITTEN)))
 def test_labels_follow_the_ids_in_any_order(tmp_path_factory, order, written):
     """As programs and spreadsheets write them."""
-    separator, encoding, suffix, item = written
+    separator, encoding, suffix, item, number = written
     texts = {10: "Kühe", 20: "", 30: f"dog|{NFC}|{NFD}", 40: "dog", 77: "emu"}
-    rows = [("Category", item), *((texts[i], str(i)) for i in order), (), ("", "")]
+    rows = [("Category", item), *((texts[i], number.format(i)) for i in order), (), ("", "")]
     content = "".join(f"{separator.join(row)}\r\n" for row in rows).encode(encoding)
     table = save(tmp_path_factory.getbasetemp() / f"l.{suffix}", content)
     data = open_data(np.eye(4, 5), labels=table, ids=[40, 10, 30, 20])
@@ -111,10 +117,12 @@ def test_texts_in_a_column_of_ids_are_names(tmp_path, ids):
 
 def test_files_of_ids_and_names(tmp_path):
     ids = save(tmp_path / "ids.txt", "70\n-5 # a comment\n70\n")
-    names = save(tmp_path / "names.txt", "one\ntwo\nthree\n")
-    data = open_data(np.eye(3), ids=ids, names=names)
-    assert data.ids.tolist() == [70, -5, 70]
-    assert data.texts["name"].tolist() == ["one", "two", "three"]
+    column = np.array(["one", "two", "3"])
+    files = {"n.txt": "one\ntwo\n3\n", "n.npy": column, "n.parquet": {"name": column}}
+    for file, content in files.items():
+        data = open_data(np.eye(3), ids=ids, names=save(tmp_path / file, content))
+        assert data.ids.tolist() == [70, -5, 70]
+        assert data.texts["name"].tolist() == ["one", "two", "3"]
 
 
 def test_labels_of_images_by_name(tmp_path):

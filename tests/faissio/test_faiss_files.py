@@ -88,7 +88,7 @@ def test_fastscan_export_is_for_plain_faiss(M, tmp_path):
     scores, ids = faiss.read_index(str(path)).search(queries(5, 4 * M), 10)
     assert np.abs(scores - best(queries(5, 4 * M), codes, Z, 10)[0]).max() < 0.2
     assert np.isin(ids, IDS).all()
-    with pytest.raises(DataError, match="is a FastScan index for plain Faiss"):
+    with pytest.raises(DataError, match="around IndexPQFastScan, not codes"):
         open_index(path)
 
 
@@ -138,19 +138,18 @@ def test_trained_index_of_faiss_is_read(bits, mapped):
 
 
 FOREIGN = {
-    "OPQ6,PQ6x4": "an OPQ index, or another one behind a transform "
-    "(IndexPreTransform around IndexPQ)",
-    "PCA12,Flat": "behind a transform",
-    "IVF4,PQ6x4": "an inverted file (IndexIVFPQ)",
-    "IVF4,PQ6x4fs": "an inverted file (IndexIVFPQFastScan)",
-    "IDMap,IVF4,Flat": "an inverted file (IndexIDMap around IndexIVFFlat)",
-    "HNSW8,PQ6x4": "another index (IndexHNSWPQ)",
-    "HNSW8": "another index (IndexHNSWFlat)",
-    "Flat": "another index (IndexFlatL2)",
-    "PQ6x4fs": "a FastScan index for plain Faiss (IndexPQFastScan)",
-    "PQ6x10": "another index (IndexPQ), not codes of a product quantiser (IndexPQ of 2 to 8 bits)",
-    "SQ8": "another index (IndexScalarQuantizer)",
-    "RQ6x4": "another index (IndexResidualQuantizer)",
+    "OPQ6,PQ6x4": "IndexPreTransform around IndexPQ,",
+    "PCA12,Flat": "IndexPreTransform around IndexFlatL2",
+    "IVF4,PQ6x4": "IndexIVFPQ,",
+    "IVF4,PQ6x4fs": "IndexIVFPQFastScan",
+    "IDMap,IVF4,Flat": "IndexIDMap around IndexIVFFlat",
+    "HNSW8,PQ6x4": "IndexHNSWPQ",
+    "HNSW8": "IndexHNSWFlat",
+    "Flat": "IndexFlatL2",
+    "PQ6x4fs": "IndexPQFastScan",
+    "PQ6x10": "IndexPQ, not codes of a product quantiser (IndexPQ of 2 to 8 bits)",
+    "SQ8": "IndexScalarQuantizer",
+    "RQ6x4": "IndexResidualQuantizer",
 }
 
 

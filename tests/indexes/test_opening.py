@@ -61,7 +61,7 @@ def contents(opened):
     values, ids = opened.items_by_id()
     names = [None] * len(ids)
     if opened.items is not None:
-        names = [value and value.name for value in opened.items.lookup(ids)]
+        names = [(opened.items.item(i) or Item({})).name for i in ids.tolist()]
     return {i: (bytes(c), name) for i, c, name in zip(ids.tolist(), values, names, strict=True)}
 
 
@@ -76,7 +76,7 @@ def test_names_and_labels_come_with_the_index(folder, form):
     with open_index(built(folder, form)) as opened:
         assert contents(opened) == START
         expected = [Item({"name": "item 3"}, ("dog",)), Item({"name": "item 6"}, ("cat",)), None]
-        assert opened.items.lookup(np.array([3, 6, 4])) == expected
+        assert [opened.items.item(number) for number in (3, 6, 4)] == expected
 
 
 @pytest.mark.parametrize("form", ["index.faiss", "index.lists"])
@@ -103,7 +103,8 @@ def test_changes_are_applied(folder, form):
     del expected[3]
     with open_index(path) as opened:
         assert contents(opened) == expected
-        assert opened.items.lookup(np.array([6, 3])) == [Item({"name": "replaced"}, ("new",)), None]
+        assert opened.items.item(6) == Item({"name": "replaced"}, ("new",))
+    assert opened.items.item(3) is None
     assert contents(open_index(path, changes=False)) == START
 
 

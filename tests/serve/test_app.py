@@ -257,7 +257,7 @@ def test_pictures_are_found_by_name_but_not_for_added_items(folder, caplog):
     encoder, data = Encoder.load(folder / "model"), open_data(f"folder:{images}")
     with open_live(folder / "index.faiss", writable=True) as live:
         client = client_of(Service(encoder, live, data, Settings(token=TOKEN)))
-        assert "not as they were when encoded" in caplog.text
+        assert "have changed since they were encoded" in caplog.text
         added = Served(client, live.path).add(vector=VECTOR, name="dog/d.png")
         assert [colour(client, id_) for id_ in range(4)] == [0, None, None, 3]
         assert colour(client, added) is None

@@ -63,7 +63,7 @@ def check(live, items):
     index = live.index
     ids = np.array(sorted(items), np.int64)
     assert index.ids.tolist() == ids.tolist()
-    named = live.items.lookup(ids)
+    named = [live.items.item(number) for number in ids.tolist()]
     assert [(item.name, item.labels) for item in named] == [items[id_][1:] for id_ in ids.tolist()]
     if items:
         codes = np.array([np.frombuffer(items[id_][0], np.uint8) for id_ in ids.tolist()])

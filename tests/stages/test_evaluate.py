@@ -97,12 +97,19 @@ def test_unknown_row_is_refused(models, name, message):
         evaluate(models / "ours", digits(), compare=[name])
 
 
-@pytest.mark.parametrize("labels", [None, np.full(240, -1)])
-def test_codes_without_labels_are_refused(shop, tmp_path, labels):
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (None, "no item has a label"),
+        (np.full(240, -1), "no item has a label"),
+        (["another"] * 240, r"no class of .* is one of .*codes.h5 \(another, ...\)"),
+    ],
+)
+def test_codes_without_labels_of_the_queries_are_refused(shop, tmp_path, labels, message):
     data = open_data(np.load(shop.features), labels=labels)
     codes = encode(shop.model, data, tmp_path / "codes.h5", keep_features=False)
     queries = open_data(shop.data, labels=shop.labels)
-    with pytest.raises(DataError, match="no item has a label"):
+    with pytest.raises(DataError, match=message):
         evaluate(shop.model, queries, codes=codes)
 
 

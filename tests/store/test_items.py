@@ -63,11 +63,11 @@ def stored(items):
 def check(source, items):
     """Items are looked up by id, and ``rows`` writes the same ones again."""
     ids = [*items, -1, 99, *items]
-    assert source.lookup(np.array(ids, np.int64)) == [items.get(number) for number in ids]
+    assert [source.item(number) for number in ids] == [items.get(number) for number in ids]
     with tempfile.TemporaryDirectory() as folder:
         write_items(Path(folder, "copy"), source.rows(), ABOUT)
         with Items(Path(folder, "copy")) as copy:
-            assert copy.lookup(np.array([*items], np.int64)) == list(items.values())
+            assert {number: copy.item(number) for number in items} == items
             assert len(list(copy.rows())) == len(items)
 
 
@@ -96,8 +96,9 @@ def test_items_in_a_codes_file(values):
         path = make_rows(Path(folder, "codes.h5"), codes, ids, books(4), **options)
         with RowReader(path) as reader:
             source = RowItems(reader)
-            for number, value in zip(items, source.lookup(ids), strict=True):
-                assert (value.name, value.labels) == (items[number].name, items[number].labels)
+            for number, expected in items.items():
+                value = source.item(number)
+                assert (value.name, value.labels) == (expected.name, expected.labels)
             rows = {number: texts for number, *texts in source.rows()}
             assert rows == {number: list(row(number, value)[1:]) for number, value in items.items()}
 
@@ -125,9 +126,8 @@ def test_changed_items_have_what_their_change_says(values, changes, later):
             if change.code is not None and (change.name, change.labels) != (None, None):
                 texts = {"name": change.name} if change.name else {}
                 items[number] = Item(texts, change.labels)
-        ids = np.array([*items, *changes, *later, -1], np.int64)
-        for number, value in zip(ids.tolist(), changed.lookup(ids), strict=True):
-            assert (value or Item({})) == items.get(number, Item({}))
+        for number in [*items, *changes, *later, -1]:
+            assert (changed.item(number) or Item({})) == items.get(number, Item({}))
         assert {number for number, *_ in changed.rows()} == set(items)
 
 
@@ -164,7 +164,7 @@ def test_damaged_file_is_one_line(tmp_path, damage):
     else:
         path.write_bytes(damage)
     with pytest.raises(DataError, match=r"items .*index the codes again"), Items(path) as items:
-        items.lookup(np.array([3, 5]))
+        items.item(5)
 
 
 def test_files_are_found_by_name_and_content():
