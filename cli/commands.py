@@ -14,6 +14,7 @@ from . import options as common
 
 
 @click.command(
+    short_help="Train a model on DATA.",
     help=f"""Train a model on DATA and write its folder: model.safetensors, config.json,
 metrics.jsonl, split.json.
 
@@ -31,7 +32,7 @@ Examples:
 --set network.backbone=vgg --out model
 
 {common.DATA_HELP}
-"""
+""",
 )
 @click.argument("data")
 @common.out_option
@@ -129,6 +130,7 @@ def _settings(preset: str, changes: tuple[str, ...], bits: int | None) -> Any:
 
 
 @click.command(
+    short_help="Compute the vectors and codes of DATA.",
     help=f"""Encode DATA with a model: write features.h5, then codes.h5.
 
 Memory does not grow with the data. The same command continues an interrupted run where it stopped,
@@ -144,7 +146,7 @@ Examples:
   gpq encode model features:clip.npy --ray auto --out codes.h5
 
 {common.DATA_HELP}
-"""
+""",
 )
 @click.argument("model", metavar="MODEL_DIR")
 @click.argument("data")
@@ -185,7 +187,7 @@ def encode(
         common.emit(f"{path}: {reader.ntotal:,} codes of {reader.header.width} bytes")
 
 
-@click.command()
+@click.command(short_help="Write codebooks or codes for other tools.")
 @click.argument("source")
 @click.option(
     "--to",
@@ -211,7 +213,7 @@ def export(**options: Any) -> None:
     common.emit(str(gpq.export(**options)))
 
 
-@click.command()
+@click.command(short_help="Write an empty, trained Faiss index.")
 @click.argument("model_dir")
 @common.out_option
 @click.option(
@@ -238,7 +240,7 @@ def export_faiss(**options: Any) -> None:
     common.emit(str(gpq.export_faiss(**options)))
 
 
-@click.command()
+@click.command(short_help="Write the network as ONNX or torch.export.")
 @click.argument("model_dir")
 @common.out_option
 @click.option(
@@ -246,7 +248,7 @@ def export_faiss(**options: Any) -> None:
     type=click.Choice(["queries", "items"]),
     default="queries",
     show_default=True,
-    help="Whose vectors the file makes.",
+    help="Which vectors the exported network computes.",
 )
 @common.overwrite_option
 def export_encoder(**options: Any) -> None:
@@ -263,12 +265,13 @@ def export_encoder(**options: Any) -> None:
       gpq export-encoder model --out encoder.pt2
     """
     path = gpq.export_encoder(**options)
+    vectors = {"queries": "query", "items": "item"}[options["side"]]
     common.emit(
-        f"{path}: {path.stat().st_size:,} bytes, vectors of {options['side']} as the model's"
+        f"{path}: {path.stat().st_size:,} bytes; verified: {vectors} vectors match the model's"
     )
 
 
-@click.command()
+@click.command(short_help="Build an index of codes, or merge several indexes.")
 @click.argument("model_dir")
 @click.argument("sources", metavar="CODES_OR_FEATURES...", nargs=-1, required=True)
 @common.out_option
@@ -313,7 +316,7 @@ def index(sources: tuple[str, ...], no_ids: bool, no_names: bool, **options: Any
     common.emit(str(gpq.index(source=paths, ids=not no_ids, names=not no_names, **options)))
 
 
-@click.command()
+@click.command(short_help="Find the best items of an index for each query.")
 @click.argument("model")
 @click.argument("index")
 @click.argument("queries")
@@ -394,7 +397,7 @@ def search(
         common.emit(gpq.render(result.rows(), digits=4).rstrip() or "no item was found", out)
 
 
-@click.command()
+@click.command(short_help="Serve an index over HTTP, with a page.")
 @click.argument("index")
 @click.option(
     "--model",
@@ -420,15 +423,15 @@ def search(
 @click.option(
     "--token",
     envvar="GPQ_SERVE_TOKEN",
-    help="Bearer token for writing, and for reading on any but a loopback address. Better set the "
-    "environment variable GPQ_SERVE_TOKEN, which process lists do not show.",
+    help="Bearer token for writing, and for reading on any but a loopback address. Prefer "
+    "GPQ_SERVE_TOKEN: a token on the command line is visible in process listings.",
 )
 @click.option("--writable", is_flag=True, help="Let requests with the token add and remove items.")
 @click.option(
     "--config",
     "config_file",
     metavar="TOML",
-    help="Limits: allowed_hosts, max_upload, max_k, threads (docs/serve.md).",
+    help="Limits: allowed_hosts, max_upload, max_k (docs/serve.md).",
 )
 @common.device_option
 @common.labels_option
@@ -471,6 +474,7 @@ def serve(
 
 
 @click.command(
+    short_help="Measure a model on labelled DATA, beside other methods.",
     help=f"""Measure a model on labelled DATA: mAP, precision and recall at k, neighbour recall.
 
 Queries and database are those of the training split. mAP is over the full ranking, with the
@@ -494,17 +498,17 @@ Examples:
   gpq evaluate encoder.onnx features:queries.npy --labels labels.npy --codes codes.h5
 
 {common.DATA_HELP}
-"""
+""",
 )
 @click.argument("model")
 @click.argument("data")
-@click.option("--protocol", help="1, 2 or transfer.  [default: the training's]")
+@click.option("--protocol", help="1, 2 or transfer.  [default: the training's; 1 for other data]")
 @click.option(
     "--compare",
     default="",
     metavar="NAMES",
-    help="Rows to add, separated by commas: pq, opq, itq, float, classifier, faiss:FACTORY_STRING, "
-    "folders of models.",
+    help="Rows to add, separated by commas: pq, opq, lopq, itq, sh, sdh, float, classifier, "
+    "classifier-6, faiss:FACTORY_STRING, folders of models.",
 )
 @click.option(
     "--codes",
@@ -566,7 +570,7 @@ def evaluate(
         common.emit("\n".join([gpq.render(result.rows(), name, digits=4), *lines]), out)
 
 
-@click.command()
+@click.command(short_help="Describe and verify a file or folder.")
 @click.argument("path")
 @common.format_option("json")
 def info(path: str, form: str | None) -> None:

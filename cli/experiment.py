@@ -14,7 +14,7 @@ from gpq_faiss.progress import levels
 from . import options as common
 
 
-@click.group()
+@click.group(short_help="Compare methods on the same splits.")
 def experiment() -> None:
     """Compare methods: a grid of methods, code lengths and seeds on the same splits.
 

@@ -52,7 +52,10 @@ class Commands(click.Group):
         except KeyboardInterrupt as error:
             reason = f"ended by {error}" if str(error) else "interrupted"
             with suppress(OSError):  # the terminal may be gone
-                _say(f"{reason}: run the same command again to go on, gpq train with --resume")
+                _say(
+                    f"{reason}: run the same command again to continue "
+                    "(for gpq train, add --resume)"
+                )
             ctx.exit(128 + getattr(error, "number", 2))
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
@@ -108,9 +111,9 @@ def _explained(error: Exception) -> str:
 
 # In the order of use.
 COMMANDS = (
-    *(commands.train, commands.encode, commands.export_faiss, commands.export, commands.index),
-    *(commands.search, commands.serve, commands.evaluate, commands.export_encoder),
-    *(experiment, commands.info),
+    *(commands.train, commands.encode, commands.index, commands.search, commands.evaluate),
+    *(commands.export_faiss, commands.export, commands.export_encoder),
+    *(experiment, commands.serve, commands.info),
 )
 
 
@@ -132,14 +135,14 @@ def cli(ctx: click.Context, quiet: bool, verbose: bool) -> None:
       gpq train digits --labelled 10-per-class --out model
       gpq encode model digits --out codes.h5
       gpq index model codes.h5 --out index.faiss
-      gpq search model index.faiss queries.npy -k 10
-      gpq evaluate model digits --protocol 1
+      gpq search model index.faiss digits --rows 0:8 -k 10
+      gpq evaluate model digits --compare pq,opq
 
-    -q and -v stand before the command: gpq -q train ...
+    -q and -v precede the command: gpq -q train ...
     """
     name = ctx.invoked_subcommand
     if launched().size > 1 and name != "train":
-        raise UsageError(f"'gpq {name}' is made for one process: start it without torchrun")
+        raise UsageError(f"only gpq train supports torchrun: run 'gpq {name}' without it")
     details = logging.DEBUG if verbose else logging.INFO
     # Of several processes the first speaks for all.
     level = logging.ERROR if quiet or launched().rank > 0 else details

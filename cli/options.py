@@ -15,7 +15,7 @@ from gpq_faiss.files import check_output, write_text
 
 DATA_HELP = """\b
 DATA is a path; its type is detected, or given by a prefix such as features:
-  digits                      scikit-learn's digits (embedded)
+  digits                      scikit-learn's handwritten digits (8 x 8 images, bundled)
   cifar10[:ROOT]              CIFAR-10 by torchvision
   fashion-mnist[:ROOT]        Fashion-MNIST by torchvision
   nuswide:ROOT                NUS-WIDE in its official layout, 21 concepts

@@ -2,14 +2,14 @@
 # # From images to a Faiss index
 #
 # **At the end you have** a Faiss index of 1,797 images in 6 bytes each that **any program with Faiss can search**, a picture of its
-# results, a table of what the codes are worth beside PQ, OPQ and ITQ, and an ONNX file that makes vectors of new queries without torch.
+# results, a table of what the codes are worth beside PQ, OPQ and ITQ, and an ONNX file that computes vectors of new queries without torch.
 # It takes less than a minute on one CPU core:
 #
 #     images ─► model ─► codes ─► Faiss index ─► figures ─► ranked results
 #
 # The images are scikit-learn's digits. Only 20 images per class keep their label; most others take part in the training without one.
 #
-# You need `pip install '.[train,onnx]'` and Jupyter. Everything that is written lands in `run-01/`.
+# You need `pip install '.[train,onnx]'` and Jupyter. All files are written to `run-01/`.
 
 # %%
 import json
@@ -31,7 +31,7 @@ run.mkdir(exist_ok=True)
 # ## The data
 #
 # `digits` are 1,797 handwritten digits of 8 × 8 pixels. Your own images are opened in the same way:
-# `gpq.open_data("folder:photos")` for a folder of each class, `csv:` and `parquet:` for tables of paths and labels.
+# `gpq.open_data("folder:photos")` for one folder per class, `csv:` and `parquet:` for tables of paths and labels.
 # Nothing below would change.
 
 # %%
@@ -85,7 +85,7 @@ print(sorted(file.name for file in model.iterdir()))
 # `metrics.jsonl` has the losses, one line every `validate_every` steps. Class networks are trained on images with and
 # without a label, and on the labels that propagate to the nearest neighbours of labelled images. In the end the codewords
 # are fitted so that their sums are the class probabilities of the images, and what these leave of the features.
-# These are class-posterior codes, the default. (`gpq.preset("paper")` is GPQ as printed.)
+# These are class-posterior codes, the default. (`gpq.preset("paper")` is GPQ, the method of the paper.)
 
 # %%
 metrics = [json.loads(line) for line in (model / "metrics.jsonl").read_text().splitlines()]

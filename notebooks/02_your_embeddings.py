@@ -9,7 +9,7 @@
 # |---|---|
 # | `items.npy` | float32 [N, width]: the embeddings |
 # | `labels.npy` | integers [N]: the class of each item, **−1 where it is not known** |
-# | `queries.npy` | float32 [Q, width]: what people search for |
+# | `queries.npy` | float32 [Q, width]: the embeddings of what people search for |
 #
 # So that the notebook runs anywhere, it makes them from scikit-learn's digits: 24 principal components of the
 # pixels stand for the output of an embedding model. Put your own files into `run-02/`, leave out the next
@@ -68,7 +68,7 @@ _, found_before = before.search(queries, 100)
 # codewords are fitted to the class probabilities of all items. `protocol="none"` sets no queries apart, as ours are in a
 # file of their own; by default some of the labelled items would be held back for `evaluate`. The preset `recommended` makes
 # codes of 48 bits, as the PQ has; `"quantizer": {"codebooks": 6}` would halve them. Fewer and smaller networks and
-# fewer steps than it has are enough here, and save a minute.
+# fewer steps are enough here, and save a minute.
 
 # %%
 data = gpq.open_data(f"features:{run / 'items.npy'}", labels=str(run / "labels.npy"))
@@ -106,8 +106,8 @@ for name, index in (("before", before), ("after", after)):
     )
 
 # %% [markdown]
-# For millions of items, `gpq.index(model, "codes.h5", "index.faiss", memory="2GB")` builds the same index from the codes within a
-# memory budget.
+# For more items than fit in memory, `gpq.index(model, run / "codes.h5", run / "index.lists")` makes an index of the same codes that is
+# mapped into memory.
 #
 # ## Was it worth it?
 #

@@ -102,7 +102,7 @@ print("feature_weight", WEIGHTS[0])
 display(Image(filename=gallery(WEIGHTS[0]), width=720))
 
 # %% [markdown]
-# With the weight 0.5 the query itself comes first, then what has its slant and stroke, here and there of another class:
+# With the weight 0.5 the query itself comes first, then images with its slant and stroke, a few of them of another class:
 
 # %%
 print("feature_weight", WEIGHTS[-1])

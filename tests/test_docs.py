@@ -109,7 +109,7 @@ def run_commands(text):
 
 @pytest.mark.parametrize(
     ("page", "block"),
-    [("README.md", 0), ("docs/tutorial.md", 0), ("docs/tutorial.md", 1), ("docs/data.md", 0)],
+    [("README.md", 0), ("docs/tutorial.md", 0), ("docs/tutorial.md", 2), ("docs/data.md", 0)],
 )
 def test_the_python_of_the_pages_runs(page, block, shop):
     ids = play(page, block).get("ids")
@@ -130,6 +130,21 @@ def test_the_commands_on_photos_run(shop, monkeypatch):
         monkeypatch.setitem(FINE_TUNING, name, value)
     run_commands(blocks("docs/photos.md", "console")[0][1])
     assert gpq.open_index("index.faiss").ntotal == 48
+
+
+def test_the_tutorial_makes_its_three_files_from_photos(tmp_path, monkeypatch):
+    """By a smaller network, with random weights."""
+    timm = pytest.importorskip("timm", reason="timm is not installed")
+    monkeypatch.chdir(tmp_path)
+    for name in ("photos/beach/0.jpg", "photos/forest/1.jpg", "photos/2.jpg", "new/3.jpg"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 30)).save(name)
+    network = timm.create_model("resnet10t", num_classes=0)
+    monkeypatch.setattr(timm, "create_model", lambda *args, **options: network)
+    play("docs/tutorial.md", 1)
+    assert np.load("labels.npy").tolist() == [-1, 0, 1]
+    assert np.load("clip.npy").shape == (3, network.num_features)
+    assert np.load("queries.npy").dtype == np.float32
 
 
 def test_the_snippets_on_existing_pipelines_run_in_order(model):

@@ -61,7 +61,7 @@ def test_readme_has_the_committed_figures():
             ("default", "48"),
         ],
         "OPQ of these embeddings": [("opq", "12"), ("opq", "48")],
-        "residual quantiser of these embeddings (RQ2x6, RQ6x8)": [
+        "residual quantiser of these embeddings (RQ2x6, stored as 16 bits; RQ6x8)": [
             ("faiss:RQ2x6", "16"),
             ("faiss:RQ6x8", "48"),
         ],
