@@ -65,7 +65,7 @@ def read_text(path: Path, description: str) -> str:
         DataError: as :func:`check_file`; or the file is not such a text.
     """
     form, _ = file_form(path, description)
-    if form not in ("text", "empty", *ENDINGS.values()):
+    if form not in ("text", "csv", "json", "JSON of records", "empty"):
         raise DataError(f"{path} is {form}, not {description}: save it as text")
     with reading(path, f"{description} saved as UTF-8"):
         data = path.read_bytes()

@@ -59,8 +59,8 @@ class Dataset(ABC):
         for subject, column in (("ids", self.ids), ("labels", self.labels), *self.texts.items()):
             if column is not None and len(column) != len(self):
                 raise DataError(
-                    f"{len(column):,} {subject}, {self.name} has {len(self):,} items"
-                    f": one for each is needed, in order or by id or name"
+                    f"{len(column):,} {subject}, {self.name} has {len(self):,} items: one for each "
+                    "is needed, in order (without a header line) or by id or name"
                 )
 
     @abstractmethod
@@ -247,11 +247,11 @@ class Reader(ExitStack):
         """Return the readable items at ``rows`` and a mask. The data set counts the others."""
         if isinstance(self.dataset, FeatureDataset):
             return self.dataset.read(rows), np.ones(len(rows), bool)
-        # Threads pay, as Pillow releases the interpreter lock.
+        # Threads help, because Pillow releases the interpreter lock.
         images = list(self._decoders.map(self._image, rows.tolist()))
         mask = np.array([image is not None for image in images], bool)
-        values = [image.transpose(2, 0, 1) for image in images if image is not None]
-        return np.array(values, np.uint8).reshape(-1, 3, self.image_size, self.image_size), mask
+        pixels = [image.transpose(2, 0, 1) for image in images if image is not None]
+        return np.array(pixels, np.uint8).reshape(-1, 3, self.image_size, self.image_size), mask
 
     def _image(self, row: int) -> NDArray[np.uint8] | None:
         image = cast(ImageDataset, self.dataset).image(row)

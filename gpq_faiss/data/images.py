@@ -128,12 +128,11 @@ def without_gradient(value: Any) -> Any:
     """Return a tensor, a sparse or a masked array (masked: None) as an array; other objects
     unchanged."""
     value = value.toarray() if hasattr(value, "toarray") else value  # sparse, of scipy
-    if np.ma.is_masked(value):
-        value = np.array(value.tolist(), object)
+    value = np.array(value.tolist(), object) if np.ma.is_masked(value) else value
     if not hasattr(value, "detach"):
         return np.asarray(value) if isinstance(value, np.ndarray) else value
     value = value.detach().cpu().to_dense()
-    return (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
+    return (value.float() if "bfloat16" in str(value.dtype) else value).numpy()
 
 
 def as_array(value: Any, location: str) -> NDArray[Any]:

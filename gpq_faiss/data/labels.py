@@ -32,7 +32,12 @@ _CELL = r"([01](\.0*)?(e[+-]00)?|true|false)"
 ROW = re.compile(rf"\[?\s*{_CELL}([\s,;]+{_CELL})+\s*\]?", re.IGNORECASE)
 """0 and 1 of each class, as spreadsheets, numpy and pandas write them."""
 
-MISSING = frozenset(["", "nan", "na", "n/a", "#n/a", "null", "none", "nat", "<na>", "?", "-", "--"])
+MISSING = frozenset(
+    [
+        *("", "nan", "na", "n/a", "#n/a", "null", "none", "nat", "<na>", "?", "-", "--", "\\n"),
+        *("unknown", "missing", "undefined", "unlabeled", "unlabelled"),
+    ]
+)
 """Texts, in lower case, that mean "no label" where all other labels are numbers."""
 
 YES, NO = ["1", "1.0", "True", "true"], ["0", "0.0", "False", "false"]
@@ -47,8 +52,8 @@ def composed(text: str) -> str:
 def plain_text(value: Any) -> str:
     """Return the text of a value, empty for None and NaN; bytes are UTF-8, others are escaped."""
     text = value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
-    is_missing = text in ("None", "nan", "NaT", "<NA>") and not isinstance(value, str | bytes)
-    return "" if is_missing else text
+    is_text = isinstance(value, str | bytes)
+    return text if is_text or text not in ("None", "nan", "NaT", "<NA>") else ""
 
 
 @contextlib.contextmanager
@@ -115,8 +120,8 @@ class Labels:
             )
         array = array.astype(np.int64)
         rows = np.flatnonzero(array >= 0)
-        names = class_names or range(max(1, int(array.max(initial=-1)) + 1))
-        return cls._of_pairs(len(array), rows, array[rows], _names(names))
+        names = _names(class_names or range(max(1, int(array.max(initial=-1)) + 1)))
+        return cls._of_pairs(len(array), rows, array[rows], names)
 
     @classmethod
     def from_multihot(cls, array: NDArray[Any], class_names: Sequence[str] | None = None) -> Labels:
@@ -226,6 +231,10 @@ class Labels:
         labels = self.take(rows).masked(rows >= 0)
         return labels.over([self.class_names[c] for c in np.flatnonzero(labels.counts())])
 
+    def united(self, rows: NDArray[np.int64]) -> Labels:
+        """Return the same N items, in which item ``rows[i]`` has the labels of item i, too."""
+        return self._of_pairs(len(self), rows[self._pairs[0]], self._pairs[1], self.class_names)
+
     def masked(self, rows: NDArray[Any]) -> Labels:
         """Return the same N items with labels at ``rows`` only; others become unlabelled."""
         packed = np.zeros_like(self.packed)
@@ -268,9 +277,9 @@ def labels_of(values: Any, source: str) -> Labels:
                 np.where(np.isnan(values).all(axis=1, keepdims=True), 0, values)
             )
         numbers: dict[tuple[str, ...], int] = {}
-        values = values.tolist() if hasattr(values, "tolist") else values
-        rows = [numbers.setdefault(_texts(value), len(numbers)) for value in values]
-        return Labels.from_names(list(numbers)).take(np.array(rows, np.int64))
+        items = values.tolist() if hasattr(values, "tolist") else values
+        rows = np.array([numbers.setdefault(_texts(item), len(numbers)) for item in items], int)
+        return Labels.from_names(list(numbers)).take(rows)
 
 
 def named(value: Any, class_names: Sequence[str]) -> Any:
@@ -291,8 +300,7 @@ def _texts(value: Any) -> tuple[str, ...]:
     is_list = isinstance(value, Iterable) and not isinstance(value, bytes | bytearray | Mapping)
     items = [x.tolist() if hasattr(x, "tolist") else x for x in (value if is_list else [value])]
     for item in items:
-        is_list = isinstance(item, Iterable) and not isinstance(item, str | bytes)
-        if is_list or not isinstance(item, Hashable):
+        if not isinstance(item, Hashable) or isinstance(item, tuple | frozenset):
             raise DataError(f"a label is a {type(item).__name__}: names or numbers are needed")
     items = sorted(items, key=str) if isinstance(value, Set) else items
     return tuple([text for item in items for text in _texts_of(item)])
@@ -308,10 +316,10 @@ def _texts_of(value: Any) -> tuple[str, ...]:
         return (text,) if text else ()
     if ROW.fullmatch(text):
         return tuple(str(int(cell[0][0] in "1tT")) for cell in re.finditer(_CELL, text, re.I))
-    if re.fullmatch(r"-?\d\.\d+e[+-]\d+", text):  # of np.savetxt
+    if re.fullmatch(r"-?\d*\.\d+(e[+-]?\d+)?", text, re.IGNORECASE):  # 1.0 and 0.5 as numbers
         return _texts_of(float(text))
     text = re.sub(r"^(frozen)?set\((.*)\)$|^\{\}$", r"\2", text)
-    if text[:1] in ("[", "{", "("):
+    if text[:1] in ("[", "{", "(") or text[:2] in ("b'", 'b"'):
         with contextlib.suppress(ValueError, SyntaxError):  # arrays in text have no commas
             return _texts(ast.literal_eval(re.sub(r"(?<=['\"])\s+(?=['\"])", ", ", text)))
     if re.fullmatch(r"[\[{][^]\[{}]*[\]}]|-?\d+([\s,;]+-?\d+)+", text):
@@ -333,7 +341,7 @@ def label_notes(labels: Labels, source: tuple[str, str]) -> list[str]:
     doubts = [
         (
             counts[largest[0]] == len(labels) > 1,
-            f"every item has {labels.class_names[largest[0]]!r}: then no result can be wrong",
+            f"every item has {labels.class_names[largest[0]]!r}: no result can be wrong",
         ),
         (missing, f"{missing} count as classes: leave such labels empty if they mean none"),
         (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,14 +20,9 @@ from .tables import Options, Table, frame_table, open_tables, read_records, usua
 
 
 def with_names(dataset: Dataset, names: Any) -> Dataset:
-    """Return a data set with other names: the names, or a file of a table, or one per line."""
-    if isinstance(names, str | os.PathLike):
-        path = Path(names).expanduser()
-        if file_form(path, "names")[0] in ("text", "csv"):
-            names = read_text(path, "names").rstrip().splitlines()
-        else:
-            table = open_tables([path])
-            names = table.texts(usual("names", table.kinds) or next(iter(table.kinds)))
+    """Return a data set with other names: the names, or a text with one per line."""
+    is_file = isinstance(names, str | os.PathLike)
+    names = read_text(Path(names).expanduser(), "names").rstrip().splitlines() if is_file else names
     return replace(dataset, texts=dataset.texts | {"name": as_texts(map(plain_text, names))})
 
 
@@ -106,8 +100,13 @@ def _are_pairs(rows: Any) -> bool:
 
 def _pairs_table(source: str, pairs: Sequence[Sequence[Any]], key: str = "id") -> Table:
     """Return the table of pairs of an id or name, in column ``key``, and a label."""
-    columns = [np.fromiter((pair[i] for pair in pairs), object) for i in (0, 1)]
-    return Table(source, dict(zip((key, "label"), columns, strict=True)))
+    return Table(
+        source,
+        {
+            name: np.fromiter((pair[i] for pair in pairs), object)
+            for i, name in enumerate((key, "label"))
+        },
+    )
 
 
 def _is_table(labels: Any, o: Options) -> bool:
@@ -130,15 +129,19 @@ def _key(value: Any) -> str:
     return text.partition(".")[0] if "." in text and WHOLE.fullmatch(text) else text
 
 
+def _number(key: str) -> str:
+    """Return a key without leading zeros."""
+    return key.lstrip("0") or "0"
+
+
 _WAYS: dict[str, Callable[[str], str]] = {
     "name": str,
     "file name": os.path.basename,
     "name without ending": lambda key: os.path.splitext(os.path.basename(key))[0],
-    "id": lambda key: key.lstrip("0") or "0",
-    "name without zeros": lambda key: os.path.splitext(os.path.basename(key))[0].lstrip("0"),
-    "row number": str,
+    "name without zeros": lambda key: _number(os.path.splitext(os.path.basename(key))[0]),
 }
-"""Ways in which a column of a table may name items; of two, the first one counts."""
+"""Ways in which a column of a table may give the names of items; of two, the first one counts. Ids
+and row numbers are compared without leading zeros."""
 
 
 def _are_texts(keys: Iterable[str]) -> bool:
@@ -151,9 +154,10 @@ def _matches(
     item_keys: Mapping[str, list[str]],
     preferred: str | None,
     counter: str | None,
-) -> Iterator[tuple[Any, str, str, NDArray[np.int64], set[str]]]:
-    """Yield how columns of a table name items: each column that has half of the names that it could
-    have, of numbers only once, and the preferred column and the counter if they have any.
+) -> Iterator[tuple[Any, str, str, NDArray[np.int64]]]:
+    """Yield how columns of a table name items: each column that has half of the keys that it could
+    have, and the preferred column and the counter if they have any. Only the preferred column may
+    repeat numbers.
 
     Args:
         keys_of: column -> its values.
@@ -164,20 +168,20 @@ def _matches(
     Yields:
         The quality, a tuple: texts go before numbers, which match by chance (the row numbers that
         pandas writes, counts), then the preferred column, the counter last, then the most matches;
-        the column; the way; the row of the table for each item, -1 for none; and the keys of other
-        items.
+        the column; the way; and the row of the table for each item, int64 [N], -1 for none.
     """
     for column, keys in keys_of.items():
         filled, rank = {*keys} - {""}, (column == preferred) - (column == counter)
-        is_unique = len(filled) == sum(map(bool, keys)) or _are_texts(keys)
+        are_texts = _are_texts(keys)
+        is_unique = are_texts or len(filled) == sum(map(bool, keys))
         for way, names in item_keys.items():
-            positions = {_WAYS[way](key): i for i, key in enumerate(keys) if key}
+            positions = {_WAYS.get(way, _number)(key): i for i, key in enumerate(keys) if key}
             rows = np.array([positions.get(name, -1) for name in names])
             count = int(np.count_nonzero(rows >= 0))
             is_likely = 2 * count >= min(len(filled), len(names))
-            if count and len(positions) == len(filled) and (rank or (is_likely and is_unique)):
-                others = positions.keys() - {*names}
-                yield (is_likely, _are_texts(keys), rank, count), column, way, rows, others
+            may_name = rank > 0 or (is_unique and (rank < 0 or is_likely))
+            if count and len(positions) == len(filled) and may_name:
+                yield (is_likely, are_texts, rank, count), column, way, rows
 
 
 def _matched(
@@ -188,22 +192,15 @@ def _matched(
     Items are found by their names or ids. Row numbers count for data without ids, if the table has
     no other names. A table without ids or names has one row for each item, in order. Data without
     ids and names take the names of a table of as many rows, in its order (not of a dict, which has
-    none).
+    none). Several rows of an item are several labels.
     """
     labels, n = table.labels(o), len(dataset)
     ids = list(map(str, dataset.ids.tolist()))
     names = list(map(_key, dataset.texts.get("name", ())))
-    is_counted = ids == list(map(str, range(n)))
-    item_keys = {
-        way: ids if way == "id" else list(map(shorten, names))
-        for way, shorten in _WAYS.items()
-        if way != "row number"
-    }
-    item_keys = {
-        way: keys
-        for way, keys in item_keys.items()
-        if (not is_counted if way == "id" else len({*keys}) == n)
-    }
+    has_ids = ids != list(map(str, range(n)))
+    item_keys = {way: list(map(shorten, names)) for way, shorten in _WAYS.items()}
+    item_keys = {way: keys for way, keys in item_keys.items() if len({*keys}) == n}
+    item_keys |= {"id": ids} if has_ids else {}
     label = o.label_column or usual("labels", table.kinds)
     columns = [o.id_column] if o.id_column else table.of_kind("text", "number", "bytes", "other")
     columns = [name for name in columns if name != label and len(table.kinds) > 1]
@@ -212,73 +209,56 @@ def _matched(
         column: list(map(_key, table.values(table.column(column, "id_column"))))
         for column in columns
     }
-    counts = [{*map(str, range(start, start + len(labels)))} for start in (0, 1)]
-    numberings = [column for column, keys in keys_of.items() if {*keys} in counts]
     unknown = [
         column
         for column, keys in keys_of.items()
         if names and _are_texts(keys) and len({*keys}) == n
     ]
-    row_numbers = {
-        column: keys
-        for column, keys in keys_of.items()
-        if column in (preferred, counter, *numberings) and is_counted and not unknown
-    }
-    matches = [*_matches(keys_of, item_keys, preferred, counter)] or [
-        *_matches(row_numbers, {"row number": ids}, preferred, counter)
-    ]
-    none = None, next(iter(unknown), preferred or counter), "", np.arange(0), set[str]()
-    _, column, way, rows, unmatched = max(matches, key=lambda match: match[0], default=none)
-    if column is None and (not columns or len(labels) == n):
-        return dataset, labels, "in their order" + ", as no column names ids" * bool(columns)
-    keys = keys_of[table.column(column, "id_column")]
-    repeated = [key for key, count in Counter(keys).items() if count > 1 and key]
-    if repeated and not (way and (column == preferred or _are_texts(keys))):
-        raise DataError(
-            f"{source}: {column!r} {repeated[0]!r} occurs more than once: give each item one line, "
-            "its labels separated by |"
-        )
-    if not way and is_counted and not names and len(keys) == n and table.source != "labels":
-        return with_names(dataset, keys), labels, f"in their order, with the names in {column!r}"
-    if not way:
+    matches = [*_matches(keys_of, item_keys, preferred, counter)]
+    if not matches and not has_ids and not unknown:
+        usual_keys = {name: keys for name, keys in keys_of.items() if name in (preferred, counter)}
+        matches = [*_matches(usual_keys, {"row number": ids}, preferred, counter)]
+    if not matches:
+        column = next(iter(unknown), preferred or counter)
+        if column is None and (not columns or len(labels) == n):
+            return dataset, labels, "in their order" + ", as no column names ids" * bool(columns)
+        keys = keys_of[table.column(column, "id_column")]
+        if not has_ids and not names and len(keys) == n and table.source != "labels":
+            dataset = with_names(dataset, keys)
+            return dataset, labels, f"in their order, with the names in {column!r}"
         raise DataError(
             f"{source}: no key of a label in {column!r} is an id or name of the data "
             f"(it has {keys[:1]}, the data {(names or ids)[:1]}): give those of the data with "
-            "--read names=FILE or ids=FILE, or another column with --read id_column=NAME"
-            + ", or labels.to_numpy() in the order of the items"
-            * (column == "index")
+            "--read names=FILE or ids=FILE, another column with --read id_column=NAME, or labels "
+            "in the order of the items (labels.to_numpy() of pandas)"
         )
-    is_row = way == "row number"
-    if len(unmatched) == 1 and not is_row:
-        item_numbers = {key.lstrip("0") or "0" for key in item_keys[way]}
-        table_numbers = {_WAYS[way](key).lstrip("0") or "0" for key in keys if key}
-        ends, numbers = {"0", str(n)}, {*map(str, range(n + 1))}
-        has_both_ends = ends <= item_numbers or ends <= table_numbers
-        if item_numbers | table_numbers == numbers and not has_both_ends:
+    _, column, way, rows = max(matches, key=lambda match: match[0])
+    keys, is_row = keys_of[column], way == "row number"
+    others = {*keys} - {"", *(keys[row] for row in rows.tolist() if row >= 0)}
+    if len(others) == 1 and not is_row:
+        other = _number(_WAYS.get(way, str)(min(others)))
+        unlabelled = {_number(item_keys[way][i]) for i in np.flatnonzero(rows < 0)}
+        if {"0": str(n), str(n): "0"}.get(other) in unlabelled:
             raise DataError(
                 f"{source}: of {column!r} and the data, one counts from 0 and the other from 1"
                 ": number both alike"
             )
-    is_likely = len(keys) == n and is_row if column == counter else column in numberings
-    if is_likely and column != preferred and rows.tolist() != [*range(n)]:
+    if is_row and column == counter and len(keys) == n and rows.tolist() != [*range(n)]:
         raise DataError(
-            f"{source}: {column!r} may number the items, but does not count them in their order"
-            f": name it with --read id_column={column}, or leave it out (labels.to_numpy() of"
-            " pandas has no index)"
+            f"{source}: {column!r} may number the items, but does not count them in their order: "
+            f"name it with --read id_column={column}, or leave it out (labels.to_numpy() of pandas "
+            "has no index)"
         )
-    if is_row and unmatched:
+    if is_row and others:
         raise DataError(
-            f"{source} has the id {min(unmatched)} in {column!r}, but the data has no ids"
-            f"; its items are numbered from 0: give their ids with --read ids=FILE"
+            f"{source} has the id {min(others)} in {column!r}, but the data has no ids; its items "
+            "are numbered from 0: give their ids with --read ids=FILE"
         )
-    last_lines = {key: i for i, key in enumerate(keys)}
-    united = replace(labels, packed=labels.packed.copy())
-    np.bitwise_or.at(united.packed, [last_lines[key] for key in keys], labels.packed)
-    several = (united.packed != labels.packed)[rows[rows >= 0]].any(axis=1).sum()
-    dataset.notes += [
-        *[f"{several:,} ids have several lines, so several labels"] * bool(several),
-        *["ids are row numbers, from 0"] * is_row,
-    ]
-    others = f" ({len(unmatched):,} rows are of other items)" if unmatched else ""
-    way = "id" if is_row else way
-    return dataset, united.at(rows), f"matched by {way} in {column!r}{others}"
+    if repeated := len(keys) - len({*keys}):
+        last_rows = {key: row for row, key in enumerate(keys)}
+        labels = labels.united(np.array([last_rows[key] for key in keys]))
+        dataset.notes.append(f"{repeated:,} rows of {source} add labels to an item of another row")
+    dataset.notes += ["ids are row numbers, from 0"] * is_row
+    method = f"matched by {'id' if is_row else way} in {column!r}"
+    method += f" ({len(others):,} rows are of other items)" * bool(others)
+    return dataset, labels.at(rows), method

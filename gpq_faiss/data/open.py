@@ -117,7 +117,7 @@ def tables_in(folder: Path) -> list[Path]:
         (
             file
             for file in (*folder.glob("*"), *folder.glob("data/*"))
-            if file.suffix in {*ENDINGS} - {".json"}
+            if file.suffix in {*ENDINGS} - {".json"} and file.name[0] != "."
         ),
         key=lambda file: (file.name.startswith("test"), natural_order(file.name)),
     )
@@ -126,9 +126,8 @@ def tables_in(folder: Path) -> list[Path]:
 def open_list(path: str, o: Options) -> Dataset:
     """Open a text with lines of a path and 0/1 labels, one class number (-1 is unlabelled), or
     nothing."""
-    file = files_of(path)[0]
-    text = read_text(file, "a list of images")
-    lines = re.findall(r"^[ \t]*(\S.*?)((?:[ \t]+-?\d+)*)[ \t]*$", text, re.MULTILINE)
+    file, line = files_of(path)[0], r"^[ \t]*(\S.*?)((?:[ \t]+-?\d+)*)[ \t]*$"
+    lines = re.findall(line, read_text(file, "a list of images"), re.MULTILINE)
     paths, labels = np.array(lines, np.str_).reshape(-1, 2).T
     return open_table(
         f"list:{path}",
@@ -180,8 +179,9 @@ def open_webdataset(path: str, o: Options) -> Dataset:
     files = [path] if is_url else list(map(str, files_of(path)))
     # A URL may hold a password and a token; the fingerprint is that of the copy.
     public = re.sub(r"(?<=://)[^/?#]*@|[?#].*", "", path) if is_url else path
-    mark = "" if is_url else content_of(files)
-    return _open_by_datasets("webdataset", f"webdataset:{public}", files, mark, o)
+    return _open_by_datasets(
+        "webdataset", f"webdataset:{public}", files, "" if is_url else content_of(files), o
+    )
 
 
 def open_hf(source: Any, o: Options, name: str = "", mark: str = "") -> Dataset:
@@ -208,11 +208,11 @@ def open_hf(source: Any, o: Options, name: str = "", mark: str = "") -> Dataset:
     table = Table(name, {}, data)
     for column, kind in source.features.items():
         if class_names := getattr(getattr(kind, "feature", kind), "names", None):
-            numbers = table.values(column).tolist()
-            table.arrays[column] = np.fromiter((named(n, class_names) for n in numbers), object)
-    files = [file["filename"] for file in source.cache_files]
-    mark = mark or fingerprint(content_of(files), source._fingerprint)
-    return open_table(name, table, o, mark)
+            table.arrays[column] = np.fromiter(
+                (named(number, class_names) for number in table.values(column).tolist()), object
+            )
+    content = content_of(file["filename"] for file in source.cache_files)
+    return open_table(name, table, o, mark or fingerprint(content, source._fingerprint))
 
 
 # Arrays, tensors, lists and map-style data sets of torch ------------------------------------------
@@ -233,8 +233,10 @@ def open_array(values: Any, o: Options) -> Dataset:
             ),
             matrix=array,
         )
-    for pixels in (array.min(axis=0), array.max(axis=0)):
-        to_pixels(pixels, "the array's darkest or brightest pixels")
+    to_pixels(
+        np.concatenate([array.min(axis=0), array.max(axis=0)], axis=1),
+        "the array's darkest and brightest pixels",
+    )
     return images_in_memory("array", array)
 
 
@@ -265,14 +267,15 @@ def open_items(source: Any, o: Options) -> Dataset:
     takes, of vectors, or of these and a label, as a pair or a dict.
 
     They are read on demand, by one thread at a time, so the source must return the same image each
-    time. Labels are its ``targets``, else in the items, which are then all read. Raises DataError:
-    items that are sampled return other class numbers than the targets.
+    time. Labels are its ``targets``, else in the items, which are then all read.
     """
-    name, lock, differences = type(source).__name__, threading.Lock(), list[str]()
-    targets: Any = None
-    is_indexed = {"__getitem__", "__len__"} <= {*dir(source)} and not isinstance(source, Mapping)
-    if not is_indexed or not len(source):
-        raise UsageError(f"{name} has no items [i]: a data set with len() and [i] is needed")
+    name, lock = type(source).__name__, threading.Lock()
+    is_indexed = {"__getitem__", "__len__"} <= {*dir(source)}
+    if not is_indexed or isinstance(source, Mapping | tuple) or not len(source):
+        raise UsageError(
+            f"{name} is not read as items: give an array, a table, a list, or a data set with "
+            "len() and [i]; labels are given as labels=..."
+        )
 
     def item(i: int) -> Any:
         with lock:
@@ -281,17 +284,12 @@ def open_items(source: Any, o: Options) -> Dataset:
             image = usual("images", value) or usual("vectors", value)
             value = value.get(image), value.get(usual("labels", value))
         is_tuple = isinstance(value, tuple) or (isinstance(value, list) and len(value) == 2)
-        image, label = (*value, None)[:2] if is_tuple else (value, None)
-        target = targets[i] if targets is not None and i < len(targets) else None
-        are_whole = all(isinstance(x, int | np.integer) for x in (label, target))
-        if are_whole and label != target:
-            differences.append(f"item {i} returns the label {label}, its target is {target}")
-        return image, label
+        return (*value, None)[:2] if is_tuple else (value, None)
 
-    n, first, attributes = len(source), item(0)[0], dict[str, Any]()
+    paths, attributes = [f"item {i}" for i in range(len(source))], dict[str, Any]()
     if o.with_labels:
         targets, classes = _targets(source)
-        targets = [item(i)[1] for i in range(n)] if targets is None else targets
+        targets = [item(i)[1] for i in range(len(paths))] if targets is None else targets
         attributes = {
             "labels": Labels.from_ids(targets, classes)
             if classes
@@ -299,21 +297,20 @@ def open_items(source: Any, o: Options) -> Dataset:
             else labels_of(targets, "labels"),
             "label_source": (name, "in its items"),
         }
+    first = item(0)[0]
     if not isinstance(first, ENCODED) and np.ndim(without_gradient(first)) == 1:
-        dataset: Dataset = open_array([item(i)[0] for i in range(n)], o)
-    else:
-        dataset = ImageDataset(
-            name=name,
-            fingerprint="",
-            paths=[f"item {i}" for i in range(n)],
-            fetch=lambda i: item(i)[0],
-            max_bad=o.max_bad,
-        )
-        contents = [b"" if image is None else image.tobytes() for image in dataset.sample()]
-        dataset.fingerprint = fingerprint("items", str(n), *contents)
-    if differences:
-        raise DataError(f"{name}: {differences[0]}: give the right ones as labels")
-    return replace(dataset, name=name, **attributes)
+        vectors = [item(i)[0] for i in range(len(paths))]
+        return replace(open_array(vectors, o), name=name, **attributes)
+    dataset = ImageDataset(
+        name=name,
+        fingerprint="",
+        paths=paths,
+        fetch=lambda i: item(i)[0],
+        max_bad=o.max_bad,
+        **attributes,
+    )
+    contents = [b"" if image is None else image.tobytes() for image in dataset.sample()]
+    return replace(dataset, fingerprint=fingerprint("items", str(len(paths)), *contents))
 
 
 # Forms --------------------------------------------------------------------------------------------

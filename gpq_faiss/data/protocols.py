@@ -62,8 +62,12 @@ class Split:
     @property
     def hash(self) -> str:
         """Hash of the roles: 16 hex digits."""
-        rows = [getattr(self, role).tobytes() for role in _ROLES]
-        return fingerprint("split", str(self.n), *rows, str(self.seen_classes))
+        return fingerprint(
+            "split",
+            str(self.n),
+            *(getattr(self, role).tobytes() for role in _ROLES),
+            str(self.seen_classes),
+        )
 
     def training_labels(self, labels: Labels) -> Labels:
         """Return labels for the training: of the labelled items, over the seen classes."""
@@ -215,8 +219,8 @@ def make_split(
             f"{', '.join(PROTOCOLS)}, only protocol 1 takes queries, and a seed is not negative"
         )
     has_unseen = protocol in ("2", "transfer")
-    default = 1 if has_unseen else 1 / 12
-    spec = str(default if labelled in (None, "") else 1 if labelled == "all" else labelled)
+    share = "1" if has_unseen or labelled == "all" else str(1 / 12)
+    spec = share if labelled in (None, "", "all") else str(labelled)
     has_label, query = labels.has(), np.zeros(len(labels), bool)
     visible, seen_classes = labels, None
     with errors_of(source):
@@ -240,7 +244,7 @@ def make_split(
         if protocol != "none" and not query.any():
             raise DataError(
                 f"{len(labels):,} items of {labels.n_classes:,} classes are too few for queries"
-                f" of protocol {protocol}: take protocol none"
+                f" of protocol {protocol}: use protocol none"
             )
         chosen = _choose(visible, training, spec, seed, _LABELLED, ids)
         empty = np.flatnonzero(visible.take(chosen).counts() == 0)

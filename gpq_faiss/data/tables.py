@@ -151,7 +151,7 @@ def usual(role: str, names: Iterable[str]) -> str | None:
 
 _NUMBER = re.compile(r"[-+]?\d*\.?\d+(e[-+]?\d+)?", re.IGNORECASE)
 _KINDS = {
-    "list": r"(large_|fixed_size_)?list<\w+: (u?int|half|float|double).*",
+    "list": r"(large_|fixed_size_)?list<\w*: (u?int|half|float|double).*",
     "text": r"(dictionary<values=)?(large_)?string.*",
     "number": r"u?int\d+|halffloat|float|double",
     "bytes": r"(large_|fixed_size_)?binary.*",
@@ -212,6 +212,8 @@ class Table:
         """Return the values of a column: an array of numbers, or of Python's objects."""
         if name in self.arrays:
             return np.asarray(self.arrays[name][:])
+        if hasattr(self.rows, "column"):  # in memory, where a scan takes long over many columns
+            return np.asarray(self.rows.column(name).to_pandas())
         kind = self.data.schema.field(name).type
         chunks = [chunk.cast(kind) for chunk in self._batches(name, 1 << 16)]
         return np.asarray(_library("pyarrow", self.source).chunked_array(chunks, kind).to_pandas())
@@ -260,9 +262,9 @@ class Table:
                     f"{self.source}: {name!r} has {shape[1]} numbers in row 0, but not in "
                     f"{named_rows(start + wrong)}: leave such rows out"
                 )
-            numbers = lists.flatten().to_numpy(zero_copy_only=False)
-            out[start : start + len(lists)] = numbers.reshape(-1, shape[1])
-            start += len(lists)
+            stop = start + len(lists)
+            out[start:stop] = lists.flatten().to_numpy(zero_copy_only=False).reshape(-1, shape[1])
+            start = stop
         return out
 
     def labels(self, o: Options) -> Labels:
@@ -307,7 +309,12 @@ class Table:
                 names = names or ids
             else:
                 attributes["ids"] = whole_numbers(values, f"{self.source}: {ids!r}")
-        unused = [name for name in self.of_kind("text", "number") if name not in (ids, label)]
+        unused = [
+            name
+            for name in self.of_kind("text", "number", "bytes")
+            if name not in (ids, label)
+            and (self.kinds[name] != "bytes" or usual("images", [name]) is None)
+        ]
         names = names or (images if images in unused else usual("names", unused))
         notes += [f"images are in column {images!r}"] * (images is not None)
         columns = {name: name for name in o.keep} | ({"name": names} if names else {})
@@ -421,15 +428,14 @@ def open_tables(paths: Sequence[Path]) -> Table:
         for name, array in opened[0].items()
         if array.shape
     }
-    if len(paths) == 1:
-        return Table(source, {name: arrays[0] for name, arrays in parts.items()})
     joined = {
         name: JoinedMatrix(arrays, paths)
         if len(arrays[0].shape) > 1
         else np.concatenate([array[:] for array in arrays])
         for name, arrays in parts.items()
+        if len(arrays) > 1
     }
-    return Table(source, joined)
+    return Table(source, {name: arrays[0] for name, arrays in parts.items()} | joined)
 
 
 def _npy(path: Path) -> dict[str, Matrix]:
@@ -439,24 +445,18 @@ def _npy(path: Path) -> dict[str, Matrix]:
 
 
 def read_records(path: Path) -> Any:
-    """Return what is in a JSON file: a dict, rows (also one in each line), or a table of pandas
-    (``orient="split"`` or ``"table"``). Raises DataError: it is that of COCO, or no JSON.
+    """Return what is in a JSON file, a dict or rows, also one in each line. Raises DataError: it is
+    that of COCO, or no JSON.
     """
     text = read_text(path, "JSON of records").strip()
     with reading(path, "JSON of records"):
         lines = text.split("\n") if text[:1] == "{" and "\n{" in text else []
         value: Any = [json.loads(line) for line in lines if line] or json.loads(text)
-        names = {*value} if isinstance(value, dict) else set()
-        if {"images", "annotations"} <= names:
+        if isinstance(value, dict) and {"images", "annotations"} <= {*value}:
             raise DataError(
                 f"{path} is JSON of COCO, with annotations of parts of images: save a table with "
                 "a file_name and a category in each line as CSV"
             )
-        if "data" in names and names & {"columns", "schema"}:
-            value = [
-                row if isinstance(row, dict) else dict(zip(value["columns"], row, strict=True))
-                for row in value["data"]
-            ]
     return value
 
 
@@ -488,8 +488,8 @@ def _csv(path: Path) -> Any:
     text = read_text(path, "a table with a header line").lstrip("\n# ")
     first = text.partition("\n")[0]
     separator = max(",;\t|", key=first.count)
-    cells = next(csv.reader([first], delimiter=separator), [])
-    names = [name.strip() or f"Unnamed: {i}" for i, name in enumerate(cells)]
+    names = next(csv.reader([first], delimiter=separator), [])
+    names = [name.strip() or f"Unnamed: {i}" for i, name in enumerate(names)]
     texts = [name for name in names if usual("labels", [name]) or usual("keys", [name]) is not None]
     counted = [str(i) for i in range(len(names))]
     is_row = any(map(is_image_name, names)) or all(map(_NUMBER.fullmatch, names))
@@ -528,5 +528,10 @@ def frame_table(source: Any) -> Table:
             f": leave out those of mixed types"
         ) from None
     index = (data.schema.pandas_metadata or {}).get("index_columns", [])
-    names = ["index" if n in index and usual("keys", [n]) is None else n for n in data.schema.names]
-    return Table(location, {}, data.rename_columns(names))
+    return Table(
+        location,
+        {},
+        data.rename_columns(
+            ["index" if n in index and usual("keys", [n]) is None else n for n in data.schema.names]
+        ),
+    )

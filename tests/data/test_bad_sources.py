@@ -66,10 +66,7 @@ LABELS = [
     ("l.csv", "id;label\n3;cat;x\n", "is not a file of the form csv.*Expected 2 columns, got 3"),
     ("l.csv", 'id,label\n1,"cat\n2,cat\n', "not printable"),
     ("l.csv", "nr,label\n1,cat\n2,emu\n2,dog\n", "no column of a usual name .it has 'nr', 'lab"),
-    *[
-        ("l.csv", f"rank,label\n{rank}", "'rank' may number the items, but does not count them in")
-        for rank in ("3,a\n0,b\n2,c\n1,d\n", "2,a\n1,b\n3,c\n4,d\n", "1,a\n0,b\n")
-    ],
+    ("l.csv", "rank,label\n1,a\n0,b\n", "'rank', 'label'.*: name one with --read id_column"),
     (
         "l.csv",
         ",label\n3,a\n0,b\n2,c\n1,d\n",
@@ -214,17 +211,13 @@ OBJECTS = [
     (X40, {"ids": np.ones(40, bool)}, r"ids: bool \[40\], expected"),
     (X40[0], {}, r"array is float32 \[7\]"),
     *[
-        (images, {}, "or brightest pixels: float64 .* expected uint8, or floats from 0 to 1")
+        (images, {}, "and brightest pixels: float64 .* expected uint8, or floats from 0 to 1")
         for images in (PIXELS + 255.5, PIXELS + np.arange(40.0).reshape(-1, 1, 1, 1))
     ],
-    (
-        Items([(png(i), i % 2) for i in range(9)], targets=[1] * 9),
-        {},
-        "item 0 returns the label 0, its",
-    ),
-    (Items([]), {}, "Items has no items"),
+    (Items([]), {}, "Items is not read as items"),
     (Items([{"image": {}}]), {}, "item 0: dict of object is not an array of numbers, nor an image"),
-    (3, {}, "int has no items"),
+    (3, {}, "int is not read as items"),
+    ((X40, [0] * 40), {}, "tuple is not read as items: .* labels are given as labels="),
     (PICTURES, {"image_column": "picture"}, "has no column 'picture' .*--read image_column"),
     (PICTURES, {"vectors": "image"}, "numbers .N, width. are needed"),
     (PICTURES.to_iterable_dataset(), {}, "cannot be read by position"),

@@ -117,12 +117,12 @@ def test_texts_in_a_column_of_ids_are_names(tmp_path, ids):
 
 def test_files_of_ids_and_names(tmp_path):
     ids = save(tmp_path / "ids.txt", "70\n-5 # a comment\n70\n")
-    column = np.array(["one", "two", "3"])
-    files = {"n.txt": "one\ntwo\n3\n", "n.npy": column, "n.parquet": {"name": column}}
-    for file, content in files.items():
-        data = open_data(np.eye(3), ids=ids, names=save(tmp_path / file, content))
-        assert data.ids.tolist() == [70, -5, 70]
-        assert data.texts["name"].tolist() == ["one", "two", "3"]
+    names = save(tmp_path / "n.txt", "one\ntwo\n3\n")
+    data = open_data(np.eye(3), ids=ids, names=names)
+    assert data.ids.tolist() == [70, -5, 70]
+    assert data.texts["name"].tolist() == ["one", "two", "3"]
+    with pytest.raises(DataError, match=r"n.npy is npy, not names: save it as text"):
+        open_data(np.eye(3), names=save(tmp_path / "n.npy", np.array(["one"])))
 
 
 def test_labels_of_images_by_name(tmp_path):
