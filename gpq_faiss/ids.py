@@ -33,7 +33,7 @@ def whole_numbers(ids: Any, source_name: str) -> NDArray[np.int64]:
             return numbers
     raise DataError(
         f"{source_name}: {array.dtype} {list(array.shape)}, "
-        "expected ids: whole numbers of signed 64 bits, none missing"
+        "expected ids: whole numbers of signed 64 bits, none missing, no header line"
     )
 
 
@@ -49,6 +49,6 @@ def read_ids(ids: Any, source_name: str = "ids") -> NDArray[np.int64]:
     if path.suffix == ".npy":
         with reading(path, "a .npy array of ids"):
             return whole_numbers(np.load(path, allow_pickle=False), f"{source_name}: {path}")
-    lines = read_text(path, f"{source_name}: ids, one whole number per line,").splitlines()
+    lines = read_text(path, f"{source_name}, one whole number per line,").splitlines()
     words = [word for line in lines for word in line.partition("#")[0].split()]
     return whole_numbers(words, f"{source_name}: {path}")

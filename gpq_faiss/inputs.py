@@ -66,7 +66,7 @@ def read_text(path: Path, description: str) -> str:
     """
     form, _ = file_form(path, description)
     if form not in ("text", "csv", "json", "JSON of records", "empty"):
-        raise DataError(f"{path} is {form}, not {description}: save it as text")
+        raise DataError(f"{path} is {form}: a text is expected ({description.rstrip(',')})")
     with reading(path, f"{description} saved as UTF-8"):
         data = path.read_bytes()
         is_wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))

@@ -132,7 +132,8 @@ def without_gradient(value: Any) -> Any:
     if not hasattr(value, "detach"):
         return np.asarray(value) if isinstance(value, np.ndarray) else value
     value = value.detach().cpu().to_dense()
-    return (value.float() if "bfloat16" in str(value.dtype) else value).numpy()
+    # Numpy lacks bfloat16 and floats of 8 bits.
+    return (value if hasattr(np, str(value.dtype)[len("torch.") :]) else value.float()).numpy()
 
 
 def as_array(value: Any, location: str) -> NDArray[Any]:

@@ -20,9 +20,11 @@ from .tables import Options, Table, frame_table, open_tables, read_records, usua
 
 
 def with_names(dataset: Dataset, names: Any) -> Dataset:
-    """Return a data set with other names: the names, or a text with one per line."""
-    is_file = isinstance(names, str | os.PathLike)
-    names = read_text(Path(names).expanduser(), "names").rstrip().splitlines() if is_file else names
+    """Return a data set with other names: the names, or a text with one per line, and perhaps a
+    header line."""
+    if isinstance(names, str | os.PathLike):
+        names = read_text(Path(names).expanduser(), "names").rstrip().splitlines()
+        names = names[1:] if usual("names", names[:1]) else names
     return replace(dataset, texts=dataset.texts | {"name": as_texts(map(plain_text, names))})
 
 
@@ -116,8 +118,11 @@ def _is_table(labels: Any, o: Options) -> bool:
         column: Any = labels.get(o.label_column or usual("labels", labels))
         return isinstance(column, Mapping) or np.ndim(column) > 0
     are_rows = isinstance(labels, list) and {*map(type, labels)} == {dict}
-    fields = getattr(getattr(labels, "dtype", None), "names", None)
-    return are_rows or hasattr(labels, "columns") or fields is not None
+    return (
+        are_rows
+        or hasattr(labels, "columns")
+        or (isinstance(labels, np.ndarray) and labels.dtype.names is not None)
+    )
 
 
 # Rows of a table, and items -----------------------------------------------------------------------
@@ -216,8 +221,8 @@ def _matched(
     ]
     matches = [*_matches(keys_of, item_keys, preferred, counter)]
     if not matches and not has_ids and not unknown:
-        usual_keys = {name: keys for name, keys in keys_of.items() if name in (preferred, counter)}
-        matches = [*_matches(usual_keys, {"row number": ids}, preferred, counter)]
+        keys_of = {name: keys for name, keys in keys_of.items() if name in (preferred, counter)}
+        matches = [*_matches(keys_of, {"row number": ids}, preferred, counter)]
     if not matches:
         column = next(iter(unknown), preferred or counter)
         if column is None and (not columns or len(labels) == n):
@@ -254,11 +259,10 @@ def _matched(
             f"{source} has the id {min(others)} in {column!r}, but the data has no ids; its items "
             "are numbered from 0: give their ids with --read ids=FILE"
         )
-    if repeated := len(keys) - len({*keys}):
+    if repeated := sum(map(bool, keys)) - len({*keys} - {""}):
         last_rows = {key: row for row, key in enumerate(keys)}
         labels = labels.united(np.array([last_rows[key] for key in keys]))
         dataset.notes.append(f"{repeated:,} rows of {source} add labels to an item of another row")
     dataset.notes += ["ids are row numbers, from 0"] * is_row
-    method = f"matched by {'id' if is_row else way} in {column!r}"
-    method += f" ({len(others):,} rows are of other items)" * bool(others)
-    return dataset, labels.at(rows), method
+    note = f" ({len(others):,} rows are of other items)" if others else ""
+    return dataset, labels.at(rows), f"matched by {'id' if is_row else way} in {column!r}{note}"
