@@ -119,6 +119,10 @@ def test_labels_by_id_are_matched(order, form):
             pd.DataFrame({"index": range(4), "id": [3, 1, 3, 1], "label": ["a", "b", "c", "b"]}),
             ["", "b", "", "a c", *[""] * 8],
         ),
+        (  # ids of images go before ids of annotations
+            pd.DataFrame({"id": range(N), "image_id": range(N)[::-1], "label": CLASSES[::-1]}),
+            CLASSES,
+        ),
         ([{"z", name} for name in CLASSES], [f"{name} z" for name in CLASSES]),
         (np.array(CLASSES, "S"), CLASSES),
         ([name.encode() for name in CLASSES], CLASSES),
@@ -287,8 +291,6 @@ def test_keys_of_any_type_are_matched(folder, form):
 def test_numbers_of_any_type_are_ids(folder, form):
     table = pd.DataFrame({"id": list(map(form, range(N))), "label": CLASSES})
     assert label_texts(open_data(X, labels=table.sample(frac=1.0, random_state=1))) == CLASSES
-    table["id"] = table["id"].astype("category")
-    assert label_texts(open_data(X, labels=table.sample(frac=1.0, random_state=1))) == CLASSES
 
 
 def test_counts_from_0_beside_counts_from_1_are_refused(folder):
@@ -301,11 +303,6 @@ def test_counts_from_0_beside_counts_from_1_are_refused(folder):
     table = pd.DataFrame({"nr": range(1, N + 1), "label": CLASSES})
     for labels in (table, table.drop([2, 4])):
         refused(X, "one counts from 0 and the other from 1", labels=labels, **zero_based)
-
-
-def test_image_ids_go_before_ids_of_annotations(folder):
-    table = pd.DataFrame({"id": range(N), "image_id": range(N)[::-1], "label": CLASSES[::-1]})
-    assert label_texts(open_data(X, labels=table)) == CLASSES
 
 
 @pytest.mark.parametrize(

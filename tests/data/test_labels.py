@@ -117,13 +117,10 @@ def test_texts_in_a_column_of_ids_are_names(tmp_path, ids):
 
 def test_files_of_ids_and_names(tmp_path):
     ids = save(tmp_path / "ids.txt", "70\n-5 # a comment\n70\n")
-    for header in ("", "name\n"):
-        names = save(tmp_path / "n.txt", f"{header}one\ntwo\n3\n")
-        data = open_data(np.eye(3), ids=ids, names=names)
-        assert data.ids.tolist() == [70, -5, 70]
-        assert data.texts["name"].tolist() == ["one", "two", "3"]
-    with pytest.raises(DataError, match=r"n.npy is npy: a text is expected \(names\)"):
-        open_data(np.eye(3), names=save(tmp_path / "n.npy", np.array(["one"])))
+    names = save(tmp_path / "n.txt", "name\none\ntwo\n3\n")
+    data = open_data(np.eye(3), ids=ids, names=names)
+    assert data.ids.tolist() == [70, -5, 70]
+    assert data.texts["name"].tolist() == ["one", "two", "3"]
 
 
 def test_labels_of_images_by_name(tmp_path):
