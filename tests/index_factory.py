@@ -102,7 +102,9 @@ def make_model(
     folder.mkdir()
     save_file({"codebooks": Z}, folder / "model.safetensors")
     document: dict[str, object] = {"format_version": 2, "config": {}, "input": {}}
-    document |= {"class_names": [], "model_fingerprint": fingerprint}
+    document |= {"class_names": [], "model_fingerprint": fingerprint, "method": "gpq"} | {
+        name: {} for name in ("data", "split", "run_identity")
+    }
     document |= {"codebooks_fingerprint": codebooks_fingerprint(Z), **changes}
     (folder / "config.json").write_text(json.dumps(document))
     return folder

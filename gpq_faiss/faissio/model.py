@@ -87,7 +87,8 @@ def read_description(folder: str | Path) -> dict[str, Any]:
             "pass the --out of 'gpq train'"
         )
     document: dict[str, Any] = read_json(path, "a model's settings (gpq train writes it)")
-    keys = dict.fromkeys(("format_version", "config", "input", "class_names"), object)
+    names = "format_version", "config", "input", "class_names", "method", "data", "split"
+    keys = dict.fromkeys((*names, "run_identity"), object)
     keys |= dict.fromkeys(("model_fingerprint", "codebooks_fingerprint"), str)
     is_valid = isinstance(document, dict) and keys.keys() <= document.keys()
     if not is_valid or not all(isinstance(document[key], kind) for key, kind in keys.items()):

@@ -139,11 +139,13 @@ def test_broken_images_are_named_and_more_than_the_limit_are_an_error(ray, tmp_p
 
 def test_a_node_with_other_data_is_refused(folder):
     worker = _Worker(
-        folder=os.getcwd(),
-        model=(folder / "model", "cpu"),
-        amp=False,
-        opening=partial(open_data, labelled(folder)[0]),
-        fingerprint="other",
+        {
+            "folder": os.getcwd(),
+            "model": (folder / "model", "cpu"),
+            "amp": False,
+            "opening": partial(open_data, labelled(folder)[0]),
+            "fingerprint": "other",
+        }
     )
     [batch] = worker({"first": [0], "last": [N - 1]}, BATCH)
     assert "is not the same on all nodes" in batch["error"][0]
