@@ -4,7 +4,7 @@
 
 Building, opening, and first and warm queries are measured. ``--codes`` names a folder that
 ``search.py --models models`` has made; its codes are multiplied as in that script. An item takes 6
-bytes of disk for its code, up to 10 during the build, and about 6.5 in the end. Each size is saved
+bytes of disk for its code, up to 10 during the build, and 5 to 9 in the end. Each size is saved
 when it is done, and a second run computes the missing ones. The best scores of two queries are
 compared with those of Faiss' ``IndexPQ``.
 """

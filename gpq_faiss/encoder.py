@@ -180,9 +180,8 @@ class Embedder(ABC):
                 vectors, valid = self._vectors(values, queries)
                 if not valid.all():
                     raise DataError(
-                        f"{dataset.name}: a zero or infinite sub-vector after the network, which "
-                        "has no direction and so no code, in "
-                        f"{named_rows(batch[ok][~valid])}: leave such rows out"
+                        f"{dataset.name}: the network returns a zero or infinite sub-vector, which "
+                        f"has no code, for {named_rows(batch[ok][~valid])}: leave such rows out"
                     )
                 yield batch[ok], vectors
                 encoding.advance(len(batch))

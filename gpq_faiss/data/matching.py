@@ -245,8 +245,8 @@ def _matched(
         unlabelled = {_number(item_keys[way][i]) for i in np.flatnonzero(rows < 0)}
         if {"0": str(n), str(n): "0"}.get(other) in unlabelled:
             raise DataError(
-                f"{source}: of {column!r} and the data, one counts from 0 and the other from 1"
-                ": number both alike"
+                f"{source}: of {column!r} and the data, one counts from 0 and the other from 1: "
+                "use the same numbering in both"
             )
     if is_row and column == counter and len(keys) == n and rows.tolist() != [*range(n)]:
         raise DataError(

@@ -377,7 +377,10 @@ def _opener(source: object) -> tuple[str, Callable[[Any, Options], Dataset], str
             form, colon, path = form_of(text), ":", text
         usage, opener, takes = _SOURCES[form]
         if (path and not usage) or (not path and (colon or usage.startswith(":"))):
-            raise UsageError(f"{source!r} has a path too many or too few: the forms are {FORMS}")
+            raise UsageError(
+                f"{source!r}: this form {'takes no' if path else 'needs a'} path; "
+                f"the forms are {FORMS}"
+            )
         return form, opener, takes, path or None
     if isinstance(source, Dataset):
         return "a data set", lambda dataset, _: replace(dataset, notes=[]), "", source

@@ -124,7 +124,7 @@ def open_folder(path: str, o: Options) -> ImageDataset:
     """
     name, root = f"folder:{path}", Path(path).expanduser()
     if not root.is_dir():
-        raise DataError(f"{name} is no folder, or not found: extract it, and give the folder")
+        raise DataError(f"{name} is not found, or not a folder: extract it, and give the folder")
     notes, images, unread = list[str](), list[str](), Counter[str]()
     visited = {whole := root.resolve()}
 

@@ -336,9 +336,8 @@ class Table:
         numbers = [name for name in self.of_kind("number") if name in unused]
         prefixes = {n: re.sub(r"\d+$", "", n) for n in sorted(unused, key=natural_order)}
         numbered = [p for p, n in Counter(prefixes[name] for name in numbers).items() if n > 1]
-        chosen = [
-            n for n in prefixes if [prefixes[n]] == numbered or (n in numbers and not numbered)
-        ]
+        # Two groups of numbered columns are ambiguous.
+        chosen = [n for n in prefixes if ([prefixes[n]] == numbered if numbered else n in numbers)]
         if o.vectors is not None:
             chosen = [
                 self.column(name, "vectors")

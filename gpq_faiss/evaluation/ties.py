@@ -38,7 +38,7 @@ class Convention:
 
     Attributes:
         ties: order within equal scores: ``"expected"`` is the expected value over random order,
-            ``"id"`` the order of the ids, ``"best"`` and ``"worst"`` put the relevant items first
+            ``"id"`` the order of the items, ``"best"`` and ``"worst"`` put the relevant items first
             or last.
         k: None for the full ranking, else the number of ranks of mAP@k.
         denominator: number that the sum of precisions is divided by: all ``"relevant"`` items; with

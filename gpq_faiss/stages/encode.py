@@ -128,7 +128,7 @@ def _encode_rows(encoder: Encoder, dataset: Dataset, writer: RowWriter, batch_si
         # first would double them.
         raise DataError(
             f"the unfinished {writer.path} was begun from a features file: leave out "
-            f"--no-features or --ray to go on, or remove {writer.folder} to start again"
+            f"--no-features or --ray to continue, or remove {writer.folder} to start again"
         )
     rows = np.arange(len(dataset))
     position = writer.state.get("position", 0)

@@ -72,8 +72,9 @@ def export_encoder(
             an exported network that differs from the model.
         OutputExistsError: ``out`` exists.
     """
-    suffix, export = Path(out).suffix.lower(), {".onnx": _to_onnx, ".pt2": _to_torch}
-    if suffix not in export:
+    suffix = Path(out).suffix.lower()
+    exporters = {".onnx": _to_onnx, ".pt2": _to_torch}
+    if suffix not in exporters:
         raise UsageError(f"{out}: end the name in .onnx, or in .pt2 for torch.export")
     if side not in SIDES:
         raise UsageError(f"--side {side}: choose from {', '.join(SIDES)}")
@@ -92,7 +93,7 @@ def export_encoder(
             program = torch.export.export(
                 graph, (example,), dynamic_shapes=({0: batch},), strict=False
             )
-            data, run = export[suffix](program, _metadata(encoder, side))
+            data, run = exporters[suffix](program, _metadata(encoder, side))
             vectors = run(graph_input(values))
         # dynamo, fx, sympy, converter, checker, protobuf and runtimes have no common base
         except Exception as error:

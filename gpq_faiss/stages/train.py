@@ -152,8 +152,8 @@ def _locked(out: Path, partial: Path, *, resume: bool, overwrite: bool) -> Itera
         # With overwrite the checkpoint stays until that of the new run replaces it.
         if (partial / CHECKPOINT).exists() and not (resume or overwrite):
             raise OutputExistsError(
-                f"an unfinished run is at {partial}: go on with --resume, or begin anew with "
-                "--overwrite"
+                f"an unfinished run is at {partial}: continue it with --resume, or start again "
+                "with --overwrite"
             )
         check_output(out, overwrite=overwrite or resume, folder=True)
         if out.exists() and not (out / "config.json").exists() and any(out.iterdir()):

@@ -95,7 +95,7 @@ def test_zero_sub_vectors_are_named_by_row(folder, monkeypatch):
 
     monkeypatch.setattr(quantizer, "zero_subvectors", zero)
     call = "encode model features:features.npy --no-features --out out"
-    check_refused(folder, call, "a zero or infinite sub-vector", "in rows 4, 9, 230")
+    check_refused(folder, call, "a zero or infinite sub-vector", "for rows 4, 9, 230")
 
 
 # Models -------------------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ LISTS = [
     ("csv:b.csv", "p,label\na.png,x\n", "which column holds the vectors. .it has p, label"),
     ("csv:b.csv", "image,id\na.png,9223372036854775808\n", "whole numbers of signed 64 bits"),
     ("webdataset:b.tar", "neither tar nor gzip" * 100, "b.tar cannot be read by datasets"),
-    ("folder:b.tar", "", "b.tar is no folder, or not found: extract it"),
+    ("folder:b.tar", "", "b.tar is not found, or not a folder: extract it"),
 ]
 OPTIONS = [
     ("no-*.npy", {}, "no file matches"),
@@ -103,7 +103,7 @@ OPTIONS = [
     ("features:x.npy", {"names": "one.txt"}, "1 name, features:x.npy has 4 items"),
     ("csv:t.csv", {"label_column": "lable"}, r"no column 'lable'.*--read label_column"),
     ("csv:t.csv", {"size": "81"}, "--read size does not apply to csv"),
-    ("digits:x", {}, "a path too many or too few"),
+    ("digits:x", {}, "takes no path"),
     ("digits", {"labels": "y.npy"}, "4 labels, digits has 1,797 items"),
     ("none.parquet", {}, r"\[1\]: numbers \[N, width\] are needed"),
     ("bad.tar.gz", {}, "bad.tar.gz is compressed: extract it"),
@@ -111,7 +111,7 @@ OPTIONS = [
         (spec, {}, f"unknown data.*{re.escape(FORMS)}")
         for spec in ("mnist:x", "", "Digits", "a\nb")
     ],
-    *[(form, {}, "a path too many or too few") for form in ("nuswide", "csv:", "hf", "cifar10:")],
+    *[(form, {}, "needs a path") for form in ("nuswide", "csv:", "hf", "cifar10:")],
     *[
         (f"{form}:no.npy", {}, "no.npy.* not found")
         for form in ("folder", "list", "features", "hf")
