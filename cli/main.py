@@ -147,8 +147,9 @@ def cli(ctx: click.Context, quiet: bool, verbose: bool) -> None:
     # Of several processes the first speaks for all.
     level = logging.ERROR if quiet or launched().rank > 0 else details
     # Writes above the bars of gpq_faiss.progress.
-    root, handler = logging.getLogger(), logging.StreamHandler(DummyTqdmFile(sys.stderr))
+    handler = logging.StreamHandler(DummyTqdmFile(sys.stderr))
     handler.setLevel(level)
+    root = logging.getLogger()
     root.addHandler(handler)
     ctx.call_on_close(partial(root.removeHandler, handler))
     ctx.with_resource(levels(details, "gpq_faiss"))

@@ -170,11 +170,14 @@ class Embedder(ABC):
         Broken images are left out. ``queries`` is as for :meth:`embed`.
         """
         self.check(dataset)
-        size, name = batch_size or self.batch_size, "queries" if queries else "items"
+        size = batch_size or self.batch_size
+        side = "queries" if queries else "items"
         batches = [rows[i : i + size] for i in range(start, len(rows), size)]
         with (
             Reader(dataset, self.image_size) as reader,
-            stage(f"encoding {name}", len(rows), done=start) as encoding,
+            stage(
+                f"encoding {'queries' if queries else 'items'}", len(rows), done=start
+            ) as encoding,
         ):
             for batch, (values, ok) in zip(batches, reader.stream(batches), strict=True):
                 vectors, valid = self._vectors(values, queries)

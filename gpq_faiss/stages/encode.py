@@ -90,7 +90,8 @@ def encode(
     with RowWriter(out, make_header("codes", encoder, dataset), overwrite=overwrite) as writer:
         if not keep_features:
             return _encode_rows(encoder, dataset, writer, batch_size)
-        header, existing = make_header("features", encoder, dataset), None
+        existing = None
+        header = make_header("features", encoder, dataset)
         if path.exists() and not overwrite:
             with RowReader(path, kind="features") as reader:
                 existing = reader.header.fingerprint()

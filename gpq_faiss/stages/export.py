@@ -44,7 +44,8 @@ def export_faiss(
         OutputExistsError: ``out`` exists and ``overwrite`` is false.
         UsageError: an unknown kind, or one that does not fit the codebooks.
     """
-    out, model = check_output(out, overwrite=overwrite), read_model(model_dir)
+    out = check_output(out, overwrite=overwrite)
+    model = read_model(model_dir)
     M, K, _ = model.codebooks.shape
     checked_kind = check_kind(kind, M, K)
     model.query_note()

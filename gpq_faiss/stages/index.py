@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 LISTS = ".lists"
 """The suffix of files that are mapped, and not read, when they are opened."""
 _BLOCK = 1 << 18
-_BYTES_PER_ITEM = 64  # of memory while an index is built, in addition to four copies of its code
+_BYTES_PER_ITEM = 64  # of memory while an index is built, in addition to 4 per codebook
 
 
 def index(
@@ -79,7 +79,8 @@ def index(
         raise UsageError(
             f"--out {out}: {LISTS} files have one form, with ids: leave out the options"
         )
-    out, model = check_output(out, overwrite=overwrite), read_model(model_dir)
+    out = check_output(out, overwrite=overwrite)
+    model = read_model(model_dir)
     checked_kind = check_kind(kind, *model.codebooks.shape[:2])
     with contextlib.ExitStack() as stack:
         sources = [_open(path, model, stack) for path in paths]

@@ -95,7 +95,8 @@ def train(
             split = make_split(
                 dataset, protocol, seed=config.training.seed, labelled=labelled, queries=queries
             )
-            items, needed = len(split.labelled) + len(split.unlabelled), config.quantizer.codewords
+            items = len(split.labelled) + len(split.unlabelled)
+            needed = config.quantizer.codewords
             if items < needed:
                 raise DataError(
                     f"{items} items are too few for {needed} codewords: give at least {needed}, "

@@ -250,9 +250,12 @@ class Training:
 
         Each is a query against the codes of the others.
         """
-        data, coder = (self.method, self.reader, self.held_out, self.device), self.method.coder()
-        (vectors, rows), (xq, _) = embed_rows(*data), embed_rows(*data, queries=True)
-        labels, codes = self.labels.take(rows).packed, coder.encode(vectors)
+        coder = self.method.coder()
+        data = self.method, self.reader, self.held_out, self.device
+        vectors, rows = embed_rows(*data)
+        xq, _ = embed_rows(*data, queries=True)
+        labels = self.labels.take(rows).packed
+        codes = coder.encode(vectors)
         return rank_codes(
             lambda q, c: coder.score(xq[q], c), codes, labels, labels, exclude=np.arange(len(rows))
         ).map
@@ -283,7 +286,8 @@ def fit(
     Raises:
         DataError: a loss that is not finite, or unreadable data.
     """
-    group, image_size = group or Group(), 0
+    group = group or Group()
+    image_size = 0
     if isinstance(dataset, ImageDataset):  # as set, that of the data, or 224 if their sizes differ
         image_size = config.network.image_size or max(
             dataset.native_size or 224, config.smallest_image
@@ -299,7 +303,8 @@ def fit(
             method.fit_labels(reader, labelled, task.labels.dense(labelled), split.unlabelled)
         # Convolutions are up to twice as fast with channels last on both sides.
         method.to(task.device).to(memory_format=torch.channels_last)
-        optimizer, checkpoint = method.optimizer(config), folder / CHECKPOINT
+        optimizer = method.optimizer(config)
+        checkpoint = folder / CHECKPOINT
         if options.resume and checkpoint.exists():
             task.run = load_checkpoint(checkpoint, identity, method, optimizer)
             log.info("resumed at step %d of %d", task.run.step, task.steps)
