@@ -175,9 +175,7 @@ class Embedder(ABC):
         batches = [rows[i : i + size] for i in range(start, len(rows), size)]
         with (
             Reader(dataset, self.image_size) as reader,
-            stage(
-                f"encoding {'queries' if queries else 'items'}", len(rows), done=start
-            ) as encoding,
+            stage(f"encoding {side}", len(rows), done=start) as encoding,
         ):
             for batch, (values, ok) in zip(batches, reader.stream(batches), strict=True):
                 vectors, valid = self._vectors(values, queries)
