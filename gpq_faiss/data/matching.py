@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from ..inputs import file_form, files_of, read_text
 from ..store.hdf5 import as_texts
 from .base import Dataset
 from .labels import ROW, WHOLE, Labels, composed, labels_of, plain_text
-from .tables import Options, Table, frame_table, open_tables, read_records, usual
+from .tables import NUMBER, Options, Table, frame_table, open_tables, read_records, usual
 
 
 def with_names(dataset: Dataset, names: Any) -> Dataset:
@@ -24,7 +25,7 @@ def with_names(dataset: Dataset, names: Any) -> Dataset:
     header line."""
     if isinstance(names, str | os.PathLike):
         names = read_text(Path(names).expanduser(), "names").rstrip().splitlines()
-        names = names[1:] if usual("names", names[:1]) else names
+        names = names[len(names) == len(dataset) + 1 and usual("names", names[:1]) is not None :]
     return replace(dataset, texts=dataset.texts | {"name": as_texts(map(plain_text, names))})
 
 
@@ -48,13 +49,16 @@ def with_labels(dataset: Dataset, labels: Any, o: Options, index: Any = None) ->
     is_unique = is_pandas and index is not None and labels.index.is_unique and index.is_unique
     if is_unique and not has_ids and {*labels.index} <= {*index}:
         labels = labels.reindex(index).reset_index(drop=True)
-    rows = list(labels) if isinstance(labels, tuple | Iterator | ItemsView) else labels
+    labels = dict(labels) if isinstance(labels, ItemsView) else labels
+    rows = list(labels) if isinstance(labels, tuple | Iterator) else labels
     labels = _pairs_table("labels", rows) if _are_pairs(rows) else rows
     if _is_table(labels, o):
         labels = frame_table(labels)
     elif hasattr(labels, "items"):  # a dict, or a Series of pandas
         is_ordered = is_pandas and labels.index.tolist() == [*range(len(dataset))]
-        key = usual("items", [labels.index.name]) or "index" if is_pandas else "id"
+        key = usual("items", [labels.index.name] if is_pandas else []) or (
+            "index" if is_pandas and not has_ids else "id"
+        )
         labels = labels.tolist() if is_ordered else _pairs_table("labels", [*labels.items()], key)
     if isinstance(labels, Table):
         dataset, attached, method = _matched(dataset, labels, o, source)
@@ -151,42 +155,51 @@ and row numbers are compared without leading zeros."""
 
 def _are_texts(keys: Iterable[str]) -> bool:
     """Return whether any of the keys is no number, as ``0012`` is none."""
-    return any(not key.isdecimal() or key[0] == "0" != key for key in keys if key)
+    return any(not NUMBER.fullmatch(key) or re.match("0[0-9]", key) for key in keys if key)
+
+
+def _are_counts(keys: Set[str]) -> bool:
+    """Return whether keys are numbers up to their count, of row numbers or ranks."""
+    return {_number(key) for key in keys} <= {*map(str, range(len(keys) + 1))}
 
 
 def _matches(
     keys_of: Mapping[str, list[str]],
     item_keys: Mapping[str, list[str]],
     preferred: str | None,
-    counter: str | None,
+    counters: Sequence[str],
 ) -> Iterator[tuple[Any, str, str, NDArray[np.int64]]]:
-    """Yield how columns of a table name items: each column that has half of the keys that it could
-    have, and the preferred column and the counter if they have any. Only the preferred column may
-    repeat numbers.
+    """Yield how columns of a table name items: the preferred column if it has any of their keys,
+    and others with half of the keys that they could have, if these are texts, or numbers beyond the
+    counts of rows and items.
 
     Args:
         keys_of: column -> its values.
         item_keys: way -> the key of each item.
         preferred: the column that was requested or has a usual name.
-        counter: a column with a name of :data:`.tables.USUAL` counters.
+        counters: columns with names of :data:`.tables.USUAL` counters, which may be row numbers.
 
     Yields:
         The quality, a tuple: texts go before numbers, which match by chance (the row numbers that
-        pandas writes, counts), then the preferred column, the counter last, then the most matches;
-        the column; the way; and the row of the table for each item, int64 [N], -1 for none.
+        pandas writes, counts), then the preferred column, counters last, then ids in a column of
+        ids, then the most matches; the column; the way; and the row of the table for each item,
+        int64 [N], -1 for none.
     """
     for column, keys in keys_of.items():
-        filled, rank = {*keys} - {""}, (column == preferred) - (column == counter)
-        are_texts = _are_texts(keys)
-        is_unique = are_texts or len(filled) == sum(map(bool, keys))
+        filled, are_texts = {*keys} - {""}, _are_texts(keys)
+        rank = 1 if column == preferred else -(column in counters)
         for way, names in item_keys.items():
             positions = {_WAYS.get(way, _number)(key): i for i, key in enumerate(keys) if key}
             rows = np.array([positions.get(name, -1) for name in names])
             count = int(np.count_nonzero(rows >= 0))
             is_likely = 2 * count >= min(len(filled), len(names))
-            may_name = rank > 0 or (is_unique and (rank < 0 or is_likely))
+            may_name = rank > 0 or (
+                (way == "row number" and len(filled) == len(keys))
+                or (is_likely and (are_texts or not (_are_counts(filled) or _are_counts({*names}))))
+            )
             if count and len(positions) == len(filled) and may_name:
-                yield (is_likely, are_texts, rank, count), column, way, rows
+                are_ids = way == "id" and usual("ids", [column]) is not None
+                yield (is_likely, are_texts, rank, are_ids, count), column, way, rows
 
 
 def _matched(
@@ -206,10 +219,14 @@ def _matched(
     item_keys = {way: list(map(shorten, names)) for way, shorten in _WAYS.items()}
     item_keys = {way: keys for way, keys in item_keys.items() if len({*keys}) == n}
     item_keys |= {"id": ids} if has_ids else {}
-    label = o.label_column or usual("labels", table.kinds)
-    columns = [o.id_column] if o.id_column else table.of_kind("text", "number", "bytes", "other")
-    columns = [name for name in columns if name != label and len(table.kinds) > 1]
-    preferred, counter = o.id_column or usual("items", columns), usual("counters", columns)
+    columns = [
+        name
+        for name in table.of_kind("text", "number", "bytes", "other")
+        if len(table.kinds) > 1 and name != (o.label_column or usual("labels", table.kinds))
+    ]
+    columns = [o.id_column] if o.id_column else columns
+    preferred = o.id_column or usual("items", columns)
+    counters = [name for name in columns if usual("counters", [name]) is not None]
     keys_of = {
         column: list(map(_key, table.values(table.column(column, "id_column"))))
         for column in columns
@@ -217,18 +234,40 @@ def _matched(
     unknown = [
         column
         for column, keys in keys_of.items()
-        if names and _are_texts(keys) and len({*keys}) == n
+        if names and _are_texts(keys) and (column == preferred or len({*keys}) == n)
     ]
-    matches = [*_matches(keys_of, item_keys, preferred, counter)]
+    matches = [*_matches(keys_of, item_keys, preferred, counters)]
     if not matches and not has_ids and not unknown:
-        keys_of = {name: keys for name, keys in keys_of.items() if name in (preferred, counter)}
-        matches = [*_matches(keys_of, {"row number": ids}, preferred, counter)]
-    if not matches:
-        column = next(iter(unknown), preferred or counter)
-        if column is None and (not columns or len(labels) == n):
+        numbers = {name: keys_of[name] for name in columns if name in (preferred, *counters)}
+        matches = [*_matches(numbers, {"row number": ids}, preferred, counters)]
+    _, column, way, rows = max(
+        matches,
+        key=lambda match: match[0],
+        default=(None, next(filter(None, [*unknown, preferred, *counters]), ""), "", np.arange(0)),
+    )
+    shuffled = [
+        name
+        for name, keys in keys_of.items()
+        if name != preferred
+        and _are_counts({*keys})
+        and len({*keys}) == n
+        and keys != sorted(keys, key=int)
+    ]
+    if shuffled and (not way or (way == "row number" and column != preferred)):
+        raise DataError(
+            f"{source}: {shuffled[0]!r} may number the items, but does not count them in their "
+            f"order: name it with --read id_column={shuffled[0]}, or leave it out "
+            "(labels.to_numpy() of pandas has no index)"
+        )
+    if not way:
+        if (not column or keys_of.get(column) == list(map(str, range(n)))) and (
+            not columns or len(labels) == n
+        ):
             return dataset, labels, "in their order" + ", as no column names ids" * bool(columns)
         keys = keys_of[table.column(column, "id_column")]
-        if not has_ids and not names and len(keys) == n and table.source != "labels":
+        if not (has_ids or names or column in counters or table.source == "labels") and (
+            len(keys) == n
+        ):
             dataset = with_names(dataset, keys)
             return dataset, labels, f"in their order, with the names in {column!r}"
         raise DataError(
@@ -237,23 +276,16 @@ def _matched(
             "--read names=FILE or ids=FILE, another column with --read id_column=NAME, or labels "
             "in the order of the items (labels.to_numpy() of pandas)"
         )
-    _, column, way, rows = max(matches, key=lambda match: match[0])
     keys, is_row = keys_of[column], way == "row number"
     others = {*keys} - {"", *(keys[row] for row in rows.tolist() if row >= 0)}
     if len(others) == 1 and not is_row:
-        other = _number(_WAYS.get(way, str)(min(others)))
+        opposite = {"0": str(n), str(n): "0"}.get(_number(_WAYS.get(way, str)(min(others))))
         unlabelled = {_number(item_keys[way][i]) for i in np.flatnonzero(rows < 0)}
-        if {"0": str(n), str(n): "0"}.get(other) in unlabelled:
+        if opposite in unlabelled and _are_counts({*item_keys[way]}):
             raise DataError(
                 f"{source}: of {column!r} and the data, one counts from 0 and the other from 1: "
                 "use the same numbering in both"
             )
-    if is_row and column == counter and len(keys) == n and rows.tolist() != [*range(n)]:
-        raise DataError(
-            f"{source}: {column!r} may number the items, but does not count them in their order: "
-            f"name it with --read id_column={column}, or leave it out (labels.to_numpy() of pandas "
-            "has no index)"
-        )
     if is_row and others:
         raise DataError(
             f"{source} has the id {min(others)} in {column!r}, but the data has no ids; its items "
@@ -262,7 +294,13 @@ def _matched(
     if repeated := sum(map(bool, keys)) - len({*keys} - {""}):
         last_rows = {key: row for row, key in enumerate(keys)}
         labels = labels.united(np.array([last_rows[key] for key in keys]))
-        dataset.notes.append(f"{repeated:,} rows of {source} add labels to an item of another row")
-    dataset.notes += ["ids are row numbers, from 0"] * is_row
-    note = f" ({len(others):,} rows are of other items)" if others else ""
-    return dataset, labels.at(rows), f"matched by {'id' if is_row else way} in {column!r}{note}"
+    dataset.notes += [
+        *[f"{repeated:,} rows of {source} add labels to an item of another row"] * bool(repeated),
+        *["ids are row numbers, from 0"] * is_row,
+    ]
+    return (
+        dataset,
+        labels.at(rows),
+        f"matched by {'id' if is_row else way} in {column!r}"
+        + f" ({len(others):,} rows are of other items)" * bool(others),
+    )

@@ -102,7 +102,7 @@ def npz_arrays(path: Path) -> dict[str, Matrix]:
 
 _IDS = ["ids", "imageid", "itemid", "imgid", "id", "uid"]
 _IMAGES = ["image", "imagepath", "path", "filepath", "filename", "file", "img", "images"]
-_COUNTERS = ["index", "indexlevel0", "unnamed0", ""]
+_COUNTERS = ["index", "indexlevel0", "level0", "unnamed0", "unnamed01", ""]
 _NAMES = ["name", "names", "path", "paths", "key", "keys", *_IMAGES]
 USUAL = {
     "vectors": [
@@ -149,7 +149,7 @@ def usual(role: str, names: Iterable[str]) -> str | None:
     return next((plain[name] for name in USUAL[role] if name in plain), None)
 
 
-_NUMBER = re.compile(r"[-+]?\d*\.?\d+(e[-+]?\d+)?", re.IGNORECASE)
+NUMBER = re.compile(r"[-+]?\d*\.?\d+(e[-+]?\d+)?", re.IGNORECASE)
 _KINDS = {
     "list": r"(large_|fixed_size_)?list<\w*: (u?int|half|float|double).*",
     "text": r"(dictionary<values=)?(large_)?string.*",
@@ -215,8 +215,11 @@ class Table:
         if hasattr(self.rows, "column"):  # in memory, where a scan takes long over many columns
             return np.asarray(self.rows.column(name).to_pandas())
         kind = self.data.schema.field(name).type
-        chunks = [chunk.cast(kind) for chunk in self._batches(name, 1 << 16)]
-        return np.asarray(_library("pyarrow", self.source).chunked_array(chunks, kind).to_pandas())
+        return np.asarray(
+            _library("pyarrow", self.source)
+            .chunked_array([chunk.cast(kind) for chunk in self._batches(name, 1 << 16)], kind)
+            .to_pandas()
+        )
 
     def texts(self, name: str) -> Texts:
         """Return a column as texts; empty where there is no value."""
@@ -421,7 +424,13 @@ def open_tables(paths: Sequence[Path]) -> Table:
         raise DataError(f"{source} and another file do not fit: one lacks {', '.join(lacking)}")
     if not isinstance(opened[0], dict):
         with reading(paths[0], f"a file of the form {form}"):
-            return Table(source, {}, _library("pyarrow.dataset", source).dataset(opened))
+            return Table(
+                source,
+                {},
+                opened[0]
+                if len(opened) == 1
+                else _library("pyarrow.dataset", source).dataset(opened),
+            )
     parts = {
         name: [arrays[name] for arrays in opened]
         for name, array in opened[0].items()
@@ -488,10 +497,13 @@ def _csv(path: Path) -> Any:
     first = text.partition("\n")[0]
     separator = max(",;\t|", key=first.count)
     names = next(csv.reader([first], delimiter=separator), [])
-    names = [name.strip() or f"Unnamed: {i}" for i, name in enumerate(names)]
+    names = [
+        name.strip() or f"Unnamed: {i}" + ".1" * (f"Unnamed: {i}" in names)  # as in pandas
+        for i, name in enumerate(names)
+    ]
     texts = [name for name in names if usual("labels", [name]) or usual("keys", [name]) is not None]
     counted = [str(i) for i in range(len(names))]
-    is_row = any(map(is_image_name, names)) or all(map(_NUMBER.fullmatch, names))
+    is_row = any(map(is_image_name, names)) or all(map(NUMBER.fullmatch, names))
     has_header = not is_row or (len(names) > 2 and names == counted)
     names = names if has_header else counted
     if len(set(names)) < len(names) or not text[len(first) * has_header :].strip():

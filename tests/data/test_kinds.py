@@ -297,12 +297,13 @@ def test_counts_from_0_beside_counts_from_1_are_refused(folder):
     pd.DataFrame({"label": CLASSES}).to_csv("l.csv")
     counted = {"ids": range(1, N + 1)}, {"names": [f"{i}.png" for i in range(1, N + 1)]}
     for items in counted:
-        for labels in ("l.csv", dict(enumerate(CLASSES)), dict(enumerate(CLASSES[:5]))):
+        for labels in (dict(enumerate(CLASSES)), dict(enumerate(CLASSES[:5]))):
             refused(X, "one counts from 0 and the other from 1", labels=labels, **items)
-    zero_based = {"names": [f"{i}.png" for i in range(N)]}
-    table = pd.DataFrame({"nr": range(1, N + 1), "label": CLASSES})
+        assert label_texts(open_data(X, labels="l.csv", **items)) == CLASSES  # counts lines
+    table = pd.DataFrame({"id": range(1, N + 1), "label": CLASSES})
     for labels in (table, table.drop([2, 4])):
-        refused(X, "one counts from 0 and the other from 1", labels=labels, **zero_based)
+        names = [f"{i}.png" for i in range(N)]
+        refused(X, "one counts from 0 and the other from 1", labels=labels, names=names)
 
 
 @pytest.mark.parametrize(
