@@ -302,8 +302,12 @@ def test_counts_from_0_beside_counts_from_1_are_refused(folder):
         assert label_texts(open_data(X, labels="l.csv", **items)) == CLASSES  # counts lines
     table = pd.DataFrame({"id": range(1, N + 1), "label": CLASSES})
     for labels in (table, table.drop([2, 4])):
-        names = [f"{i}.png" for i in range(N)]
-        refused(X, "one counts from 0 and the other from 1", labels=labels, names=names)
+        refused(
+            X,
+            "one counts from 0 and the other from 1",
+            labels=labels,
+            names=[f"{i}.png" for i in range(N)],
+        )
 
 
 @pytest.mark.parametrize(
