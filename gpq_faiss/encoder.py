@@ -117,7 +117,8 @@ class Embedder(ABC):
 
         Args:
             values: vectors [n, width] (array, list or tensor), or one or several images in the
-                forms of :func:`to_images`. For files and data sets see :meth:`embed_rows`.
+                forms of :func:`to_images`. For a data set (``open_data`` opens files) see
+                :meth:`embed_rows`.
             queries: compute query vectors instead of item vectors. They differ for models with
                 class networks (``recommended``).
 

@@ -81,7 +81,7 @@ def check_output(path: str | Path, *, overwrite: bool, folder: bool = False) -> 
                 )
             if path.is_dir() != folder:
                 kind = "file" if folder else "folder"
-                raise DataError(f"cannot write {path}: a {kind} has this name, choose another")
+                raise DataError(f"cannot write {path}: a {kind} has this name: choose another")
         if not os.access(path.parent, os.W_OK):
             raise OSError(errno.EACCES, "")
     return path

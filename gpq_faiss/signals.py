@@ -57,6 +57,12 @@ def ended_by_signals() -> Iterator[None]:
         yield
 
 
+def keeping_sigterm() -> contextlib.AbstractContextManager[None]:
+    """Return a context that restores the handler of SIGTERM, whatever its block sets."""
+    handler: Any = signal.getsignal(signal.SIGTERM)
+    return _handling(handler, (signal.SIGTERM,), handler)
+
+
 @contextlib.contextmanager
 def deferred_signals() -> Iterator[Callable[[], bool]]:
     """Defer Ctrl-C, SIGTERM and SIGHUP to the end of a ``with`` block.

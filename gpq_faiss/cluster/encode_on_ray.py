@@ -26,7 +26,7 @@ from ..encoder import Encoder
 from ..errors import DataError, GpqError, MismatchError, UsageError, one_line, optional
 from ..evaluation.ranking import usable_cores
 from ..progress import levels, stage
-from ..signals import deferred_signals
+from ..signals import keeping_sigterm
 from ..stages.encode import encode, make_header
 
 
@@ -217,7 +217,7 @@ def connected(address: str) -> Iterator[Any]:
     # machine.
     ray._private.ray_constants.ENABLE_RAY_CLUSTER = address != "local"
     try:
-        with deferred_signals():  # which restores the handler of SIGTERM that Ray replaces
+        with keeping_sigterm():  # whose handler Ray replaces
             ray.init(
                 address,
                 num_cpus=usable_cores() if address == "local" else None,

@@ -121,7 +121,7 @@ def _is_table(labels: Any, o: Options) -> bool:
     if isinstance(labels, Mapping):
         column: Any = labels.get(o.label_column or usual("labels", labels))
         return isinstance(column, Mapping) or np.ndim(column) > 0
-    are_rows = isinstance(labels, list) and {*map(type, labels)} == {dict}
+    are_rows = isinstance(labels, list) and {isinstance(x, Mapping) for x in labels} == {True}
     return (
         are_rows
         or hasattr(labels, "columns")
@@ -249,6 +249,7 @@ def _matched(
         name
         for name, keys in keys_of.items()
         if name != preferred
+        and "" not in keys
         and _are_counts({*keys})
         and len({*keys}) == n
         and keys != sorted(keys, key=int)
@@ -260,14 +261,13 @@ def _matched(
             "(labels.to_numpy() of pandas has no index)"
         )
     if not way:
-        if (not column or keys_of.get(column) == list(map(str, range(n)))) and (
-            not columns or len(labels) == n
+        is_counter = column in counters and column != o.id_column
+        if (is_counter and keys_of[column] == list(map(str, range(n)))) or (
+            not column and (not columns or len(labels) == n)
         ):
             return dataset, labels, "in their order" + ", as no column names ids" * bool(columns)
         keys = keys_of[table.column(column, "id_column")]
-        if not (has_ids or names or column in counters or table.source == "labels") and (
-            len(keys) == n
-        ):
+        if not (has_ids or names or is_counter or table.source == "labels") and len(keys) == n:
             dataset = with_names(dataset, keys)
             return dataset, labels, f"in their order, with the names in {column!r}"
         raise DataError(
@@ -280,8 +280,9 @@ def _matched(
     others = {*keys} - {"", *(keys[row] for row in rows.tolist() if row >= 0)}
     if len(others) == 1 and not is_row:
         opposite = {"0": str(n), str(n): "0"}.get(_number(_WAYS.get(way, str)(min(others))))
-        unlabelled = {_number(item_keys[way][i]) for i in np.flatnonzero(rows < 0)}
-        if opposite in unlabelled and _are_counts({*item_keys[way]}):
+        if _are_counts({*item_keys[way]}) and opposite in {
+            _number(item_keys[way][i]) for i in np.flatnonzero(rows < 0)
+        }:
             raise DataError(
                 f"{source}: of {column!r} and the data, one counts from 0 and the other from 1: "
                 "use the same numbering in both"

@@ -233,10 +233,8 @@ def open_array(values: Any, o: Options) -> Dataset:
             ),
             matrix=array,
         )
-    to_pixels(
-        np.concatenate([array.min(axis=0), array.max(axis=0)], axis=1),
-        "the array's darkest and brightest pixels",
-    )
+    for image in (array.min(axis=0), array.max(axis=0)) if len(array) else (array,):
+        to_pixels(image, "the array's darkest or brightest pixels")
     return images_in_memory("array", array)
 
 
@@ -273,8 +271,8 @@ def open_items(source: Any, o: Options) -> Dataset:
     is_indexed = {"__getitem__", "__len__"} <= {*dir(source)}
     if not is_indexed or isinstance(source, Mapping | tuple) or not len(source):
         raise UsageError(
-            f"{name} is not read as items: give an array, a table, a list, or a data set with "
-            "len() and [i]; labels are given as labels=..."
+            f"{name} is empty, or not read as items: give an array, a table, a list, or a data set "
+            "with len() and [i]; labels are given as labels=..."
         )
 
     def item(i: int) -> Any:

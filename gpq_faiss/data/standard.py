@@ -80,9 +80,14 @@ def classes_of(names: Sequence[str]) -> list[str]:
         not others or len(splits & nested) > 1 or (nested and others.isdisjoint(nested))
     ):
         paths = [path[1:] if path and path[0] in splits else [] for path in paths]
-        inner = _FOLDERS["training"] | _FOLDERS["test"]  # as in train/labeled/cat
         paths = _below_parents(
-            [path[1:] if path[1:] and path[0].lower() in inner else path for path in paths]
+            [
+                # As in train/labeled/cat.
+                path[1:]
+                if path[1:] and path[0].lower() in _FOLDERS["training"] | _FOLDERS["test"]
+                else path
+                for path in paths
+            ]
         )
     if _are_domains(paths):
         paths = [path[1:] for path in paths]

@@ -87,8 +87,8 @@ def read_description(folder: str | Path) -> dict[str, Any]:
             "pass the --out of 'gpq train'"
         )
     document: dict[str, Any] = read_json(path, "a model's settings (gpq train writes it)")
-    names = "format_version", "config", "input", "class_names", "method", "data", "split"
-    keys = dict.fromkeys((*names, "run_identity"), object)
+    keys: dict[str, type] = dict.fromkeys(("config", "input", "data", "split"), dict)
+    keys |= dict.fromkeys(("format_version", "class_names", "method", "run_identity"), object)
     keys |= dict.fromkeys(("model_fingerprint", "codebooks_fingerprint"), str)
     is_valid = isinstance(document, dict) and keys.keys() <= document.keys()
     if not is_valid or not all(isinstance(document[key], kind) for key, kind in keys.items()):

@@ -211,13 +211,13 @@ OBJECTS = [
     (X40, {"ids": np.ones(40, bool)}, r"ids: bool \[40\], expected"),
     (X40[0], {}, r"array is float32 \[7\]"),
     *[
-        (images, {}, "and brightest pixels: float64 .* expected uint8, or floats from 0 to 1")
+        (images, {}, "or brightest pixels: float64 .* expected uint8, or floats from 0 to 1")
         for images in (PIXELS + 255.5, PIXELS + np.arange(40.0).reshape(-1, 1, 1, 1))
     ],
-    (Items([]), {}, "Items is not read as items"),
+    (Items([]), {}, "Items is empty, or not read as items"),
     (Items([{"image": {}}]), {}, "item 0: dict of object is not an array of numbers, nor an image"),
-    (3, {}, "int is not read as items"),
-    ((X40, [0] * 40), {}, "tuple is not read as items: .* labels are given as labels="),
+    (3, {}, "int is empty, or not read as items"),
+    ((X40, [0] * 40), {}, "tuple is empty, or not read as items: .* labels are given as labels="),
     (PICTURES, {"image_column": "picture"}, "has no column 'picture' .*--read image_column"),
     (PICTURES, {"vectors": "image"}, "numbers .N, width. are needed"),
     (PICTURES.to_iterable_dataset(), {}, "cannot be read by position"),

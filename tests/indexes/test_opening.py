@@ -104,7 +104,7 @@ def test_changes_are_applied(folder, form):
     with open_index(path) as opened:
         assert contents(opened) == expected
         assert opened.items.item(6) == Item({"name": "replaced"}, ("new",))
-    assert opened.items.item(3) is None
+        assert opened.items.item(3) is None
     assert contents(open_index(path, changes=False)) == START
 
 
