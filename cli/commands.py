@@ -265,9 +265,8 @@ def export_encoder(**options: Any) -> None:
       gpq export-encoder model --out encoder.pt2
     """
     path = gpq.export_encoder(**options)
-    vectors = {"queries": "query", "items": "item"}[options["side"]]
     common.emit(
-        f"{path}: {path.stat().st_size:,} bytes; verified: {vectors} vectors match the model's"
+        f"{path}: {path.stat().st_size:,} bytes; vectors of {options['side']} match the model's"
     )
 
 

@@ -25,7 +25,8 @@ def with_names(dataset: Dataset, names: Any) -> Dataset:
     header line."""
     if isinstance(names, str | os.PathLike):
         names = read_text(Path(names).expanduser(), "names").rstrip().splitlines()
-        names = names[len(names) == len(dataset) + 1 and usual("names", names[:1]) is not None :]
+        # One name too many, and the first is usual for a column: a header.
+        names = names[1:] if len(names) > len(dataset) and usual("names", names[:1]) else names
     return replace(dataset, texts=dataset.texts | {"name": as_texts(map(plain_text, names))})
 
 
@@ -49,17 +50,19 @@ def with_labels(dataset: Dataset, labels: Any, o: Options, index: Any = None) ->
     is_unique = is_pandas and index is not None and labels.index.is_unique and index.is_unique
     if is_unique and not has_ids and {*labels.index} <= {*index}:
         labels = labels.reindex(index).reset_index(drop=True)
-    labels = dict(labels) if isinstance(labels, ItemsView) else labels
-    rows = list(labels) if isinstance(labels, tuple | Iterator) else labels
+    rows = list(labels) if isinstance(labels, tuple | Iterator | ItemsView) else labels
     labels = _pairs_table("labels", rows) if _are_pairs(rows) else rows
     if _is_table(labels, o):
         labels = frame_table(labels)
     elif hasattr(labels, "items"):  # a dict, or a Series of pandas
-        is_ordered = is_pandas and labels.index.tolist() == [*range(len(dataset))]
         key = usual("items", [labels.index.name] if is_pandas else []) or (
             "index" if is_pandas and not has_ids else "id"
         )
-        labels = labels.tolist() if is_ordered else _pairs_table("labels", [*labels.items()], key)
+        labels = (
+            labels.tolist()
+            if is_pandas and labels.index.tolist() == [*range(len(dataset))]
+            else _pairs_table("labels", [*labels.items()], key)
+        )
     if isinstance(labels, Table):
         dataset, attached, method = _matched(dataset, labels, o, source)
     elif o.label_column or o.id_column:
@@ -121,9 +124,9 @@ def _is_table(labels: Any, o: Options) -> bool:
     if isinstance(labels, Mapping):
         column: Any = labels.get(o.label_column or usual("labels", labels))
         return isinstance(column, Mapping) or np.ndim(column) > 0
-    are_rows = isinstance(labels, list) and {isinstance(x, Mapping) for x in labels} == {True}
+    are_rows = isinstance(labels, list) and all(isinstance(row, Mapping) for row in labels)
     return (
-        are_rows
+        (are_rows and len(labels) > 0)
         or hasattr(labels, "columns")
         or (isinstance(labels, np.ndarray) and labels.dtype.names is not None)
     )
@@ -202,6 +205,42 @@ def _matches(
                 yield (is_likely, are_texts, rank, are_ids, count), column, way, rows
 
 
+def _other_keys(
+    source: str,
+    column: str,
+    way: str,
+    keys: Sequence[str],
+    names: Sequence[str],
+    rows: NDArray[np.int64],
+) -> set[str]:
+    """Return the keys of a column that belong to no item, for its match of :func:`_matches`.
+
+    Args:
+        keys: those of the column.
+        names: those of the items.
+
+    Raises:
+        DataError: the numbers of the table and of the items have different origins, or a row number
+            is beyond the items.
+    """
+    others = {*keys} - {"", *(keys[row] for row in rows.tolist() if row >= 0)}
+    if way == "row number" and others:
+        raise DataError(
+            f"{source} has the id {min(others)} in {column!r}, but the data has no ids; its items "
+            "are numbered from 0: give their ids with --read ids=FILE"
+        )
+    if len(others) == 1 and _are_counts({*names}):
+        opposite = {"0": str(len(names)), str(len(names)): "0"}
+        if opposite.get(_number(_WAYS.get(way, str)(min(others)))) in {
+            _number(names[i]) for i in np.flatnonzero(rows < 0).tolist()
+        }:
+            raise DataError(
+                f"{source}: of {column!r} and the data, one counts from 0 and the other from 1: "
+                "use the same numbering in both"
+            )
+    return others
+
+
 def _matched(
     dataset: Dataset, table: Table, o: Options, source: str
 ) -> tuple[Dataset, Labels, str]:
@@ -219,12 +258,15 @@ def _matched(
     item_keys = {way: list(map(shorten, names)) for way, shorten in _WAYS.items()}
     item_keys = {way: keys for way, keys in item_keys.items() if len({*keys}) == n}
     item_keys |= {"id": ids} if has_ids else {}
-    columns = [
-        name
-        for name in table.of_kind("text", "number", "bytes", "other")
-        if len(table.kinds) > 1 and name != (o.label_column or usual("labels", table.kinds))
-    ]
-    columns = [o.id_column] if o.id_column else columns
+    columns = (
+        [o.id_column]
+        if o.id_column
+        else [
+            name
+            for name in table.of_kind("text", "number", "bytes", "other")
+            if name != (o.label_column or usual("labels", table.kinds)) and len(table.kinds) > 1
+        ]
+    )
     preferred = o.id_column or usual("items", columns)
     counters = [name for name in columns if usual("counters", [name]) is not None]
     keys_of = {
@@ -276,32 +318,21 @@ def _matched(
             "--read names=FILE or ids=FILE, another column with --read id_column=NAME, or labels "
             "in the order of the items (labels.to_numpy() of pandas)"
         )
-    keys, is_row = keys_of[column], way == "row number"
-    others = {*keys} - {"", *(keys[row] for row in rows.tolist() if row >= 0)}
-    if len(others) == 1 and not is_row:
-        opposite = {"0": str(n), str(n): "0"}.get(_number(_WAYS.get(way, str)(min(others))))
-        if _are_counts({*item_keys[way]}) and opposite in {
-            _number(item_keys[way][i]) for i in np.flatnonzero(rows < 0)
-        }:
-            raise DataError(
-                f"{source}: of {column!r} and the data, one counts from 0 and the other from 1: "
-                "use the same numbering in both"
-            )
-    if is_row and others:
-        raise DataError(
-            f"{source} has the id {min(others)} in {column!r}, but the data has no ids; its items "
-            "are numbered from 0: give their ids with --read ids=FILE"
-        )
+    keys = keys_of[column]
+    others = _other_keys(
+        source, column, way, keys, ids if way == "row number" else item_keys[way], rows
+    )
     if repeated := sum(map(bool, keys)) - len({*keys} - {""}):
         last_rows = {key: row for row, key in enumerate(keys)}
         labels = labels.united(np.array([last_rows[key] for key in keys]))
     dataset.notes += [
-        *[f"{repeated:,} rows of {source} add labels to an item of another row"] * bool(repeated),
-        *["ids are row numbers, from 0"] * is_row,
+        *[f"{source} names items again in {repeated:,} rows: they have the labels of all"]
+        * bool(repeated),
+        *["ids are row numbers, from 0"] * (way == "row number"),
     ]
+    note = f" ({len(others):,} rows are of other items)" if others else ""
     return (
         dataset,
         labels.at(rows),
-        f"matched by {'id' if is_row else way} in {column!r}"
-        + f" ({len(others):,} rows are of other items)" * bool(others),
+        f"matched by {'id' if way == 'row number' else way} in {column!r}{note}",
     )

@@ -126,8 +126,12 @@ def tables_in(folder: Path) -> list[Path]:
 def open_list(path: str, o: Options) -> Dataset:
     """Open a text with lines of a path and 0/1 labels, one class number (-1 is unlabelled), or
     nothing."""
-    file, line = files_of(path)[0], r"^[ \t]*(\S.*?)((?:[ \t]+-?\d+)*)[ \t]*$"
-    lines = re.findall(line, read_text(file, "a list of images"), re.MULTILINE)
+    file = files_of(path)[0]
+    lines = re.findall(
+        r"^[ \t]*(\S.*?)((?:[ \t]+-?\d+)*)[ \t]*$",
+        read_text(file, "a list of images"),
+        re.MULTILINE,
+    )
     paths, labels = np.array(lines, np.str_).reshape(-1, 2).T
     return open_table(
         f"list:{path}",

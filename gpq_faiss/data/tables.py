@@ -244,11 +244,12 @@ class Table:
         parquet = _library("pyarrow.parquet", self.source)
         try:
             for part in self.data.get_fragments():
-                is_parquet = type(part).__name__ == "ParquetFileFragment"
-                source = (
-                    parquet.ParquetFile(part.path).iter_batches if is_parquet else part.to_batches
+                reader = (
+                    parquet.ParquetFile(part.path).iter_batches
+                    if type(part).__name__ == "ParquetFileFragment"
+                    else part.to_batches
                 )
-                batches = source(columns=[name], batch_size=size)
+                batches = reader(columns=[name], batch_size=size)
                 yield from (batch.column(0) for batch in batches if len(batch))
         except Exception as error:  # from pyarrow
             raise DataError(f"{self.source}: {name!r} cannot be read ({one_line(error)})") from None

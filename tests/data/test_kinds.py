@@ -287,10 +287,22 @@ def test_keys_of_any_type_are_matched(folder, form):
         assert label_texts(open_data(X, names=names, labels=labels)) == CLASSES
 
 
-@pytest.mark.parametrize("form", [str, Decimal, float])
-def test_numbers_of_any_type_are_ids(folder, form):
-    table = pd.DataFrame({"id": list(map(form, range(N))), "label": CLASSES})
-    assert label_texts(open_data(X, labels=table.sample(frac=1.0, random_state=1))) == CLASSES
+@pytest.mark.parametrize(
+    ("items", "columns", "expected"),
+    [
+        *[({}, {"id": [form(i) for i in (2, 0, 3)]}, "b - a c") for form in (str, Decimal, float)],
+        ({"ids": [1, 2, 3, 4]}, {"image_id": [9, 8, 7, 6, 4], "rank": range(1, 6)}, "- - - e"),
+        ({"ids": [7, 0, 30, 50]}, {"id": [7, 4, 30, 50]}, "a - c d"),
+        ({"ids": [2, 1, 4, 3], "names": ["01", "02", "03", "04"]}, {"id": [1, 2, 4]}, "b a c -"),
+        ({"names": list("wxyz")}, {"file": ["u", "v", "x"], "Unnamed: 0": range(3)}, "- c - -"),
+        ({"names": ["003", "050", "007", "001"]}, {"": range(4)}, "a b c d"),
+        ({"ids": [7, 8, 9, 70]}, {"sku": [8, 7, 9, 9]}, "b a c|d -"),
+    ],
+)
+def test_keys_go_before_counts(items, columns, expected):
+    table = pd.DataFrame(columns).assign(label=lambda frame: [*"abcde"][: len(frame)])
+    texts = [text.strip("-").replace("|", " ") for text in expected.split()]
+    assert label_texts(open_data(X[:4], labels=table, **items)) == texts
 
 
 def test_counts_from_0_beside_counts_from_1_are_refused(folder):
@@ -428,7 +440,10 @@ def test_names_that_do_not_match_are_refused(folder):
     refused(X, "no key of a label in 'photo' is an id or name", names=names, labels=table)
     table["photo"] = [*names[1:], names[1]]
     several = open_data(X, names=names, labels=table)
-    assert (label_texts(several)[1], several.notes[2][:23]) == ("c0 c2", "1 rows of labels add la")
+    assert (label_texts(several)[1], several.notes[2]) == (
+        "c0 c2",
+        "labels names items again in 1 rows: they have the labels of all",
+    )
     indexed = pd.DataFrame({"label": CLASSES}, index=pd.Index(names, name="sample")).iloc[::-1]
     assert label_texts(open_data(X, names=names, labels=indexed)) == CLASSES
     counted = pd.DataFrame({"id": range(N), "file": [f"b{i}" for i in range(N)], "label": CLASSES})
@@ -447,9 +462,8 @@ def test_lines_of_a_name_and_a_label(folder, text):
 
 
 def test_a_first_line_with_an_image_is_no_header(folder):
-    rows = "".join(f"{i}.png,{c}\n" for i, c in enumerate(CLASSES))
-    labels = save(folder / "l.csv", rows)
     names = [f"{i}.png" for i in range(N)]
+    labels = save(folder / "l.csv", "".join(map("{},{}\n".format, names, CLASSES)))
     assert label_texts(open_data(X, names=names, labels=labels, label_column="1")) == CLASSES
 
 
