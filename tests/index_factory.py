@@ -101,11 +101,13 @@ def make_model(
     """Write a model folder that has codebooks and no network."""
     folder.mkdir()
     save_file({"codebooks": Z}, folder / "model.safetensors")
-    document: dict[str, object] = {"format_version": 2, "config": {}, "input": {}}
-    document |= {"class_names": [], "model_fingerprint": fingerprint, "method": "gpq"} | {
-        name: {} for name in ("data", "split", "run_identity")
+    document: dict[str, object] = {"config": {}, "input": {}, "data": {}, "split": {}}
+    document |= {"format_version": 2, "method": "gpq", "class_names": [], "run_identity": ""}
+    document |= {
+        "model_fingerprint": fingerprint,
+        "codebooks_fingerprint": codebooks_fingerprint(Z),
+        **changes,
     }
-    document |= {"codebooks_fingerprint": codebooks_fingerprint(Z), **changes}
     (folder / "config.json").write_text(json.dumps(document))
     return folder
 

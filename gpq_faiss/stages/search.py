@@ -92,7 +92,11 @@ def search(
             description += f" on {encoder.device}"
         scores, item_ids = searched.search(vectors, k, allow=allow, deny=deny)
         source = opened.items or ItemSource()
-        items = {number: source.item(number) for number in np.unique(item_ids).tolist()}
+        items = {
+            number: item
+            for number in np.unique(item_ids).tolist()
+            if (item := source.item(number)) is not None
+        }
     query_ids = dataset.ids[positions]
     names = dataset.texts.get("name", np.full(len(dataset), ""))[positions]
     pairs = zip(names.tolist(), query_ids.tolist(), strict=True)
@@ -110,7 +114,7 @@ def search(
         tuple(name or str(id_) for name, id_ in pairs),
         opened.fingerprint,
         description,
-        items={number: item for number, item in items.items() if item is not None},
+        items=items,
         data_fingerprint=source.data_fingerprint,
     )
 
