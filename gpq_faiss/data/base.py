@@ -70,10 +70,6 @@ class Dataset(ABC):
     def read(self, rows: Rows) -> Any:
         """Return the items at ``rows`` (a slice or an array of row numbers), in that order."""
 
-    def row_of(self, id_: int) -> int:
-        """Return the row of an id, of repeated ones the first; -1 if there is none."""
-        return next(iter(np.flatnonzero(self.ids == id_).tolist()), -1)
-
     def require_labels(self) -> Labels:
         """Return the labels. Raises DataError: no item has one."""
         if self.labels is None or not self.labels.has().any():

@@ -301,7 +301,10 @@ def _texts(value: Any) -> tuple[str, ...]:
     items = [x.tolist() if hasattr(x, "tolist") else x for x in (value if is_list else [value])]
     for item in items:
         if not isinstance(item, Hashable) or isinstance(item, tuple | frozenset):
-            raise DataError(f"a label is a {type(item).__name__}: names or numbers are needed")
+            raise DataError(
+                f"a label is a {type(item).__name__}: names or numbers are needed, or a table with "
+                "a row for each item"
+            )
     items = sorted(items, key=str) if isinstance(value, Set) else items
     return tuple([text for item in items for text in _texts_of(item)])
 
@@ -333,8 +336,10 @@ def label_notes(labels: Labels, source: tuple[str, str]) -> list[str]:
     """
     counts = labels.counts()
     largest = np.argsort(-counts, kind="stable")
-    more = [f"... ({len(counts) - 10:,} more)"] * (len(counts) > 10)
-    sizes = [*(f"{labels.class_names[c]} {counts[c]:,}" for c in largest[:10]), *more]
+    sizes = [
+        *(f"{labels.class_names[c]} {counts[c]:,}" for c in largest[:10]),
+        *[f"... ({len(counts) - 10:,} more)"] * (len(counts) > 10),
+    ]
     missing = ", ".join(repr(name) for name in labels.class_names if name.lower() in MISSING)
     single = int((counts == 1).sum())
     alone = labels.take(slice(0, 1)).counts() * (counts == 1)

@@ -144,7 +144,7 @@ def open_list(path: str, o: Options) -> Dataset:
 # Hugging Face -------------------------------------------------------------------------------------
 
 
-def _by_datasets(name: str, load: Callable[[Any], Any]) -> Any:
+def _by_datasets(name: str, load: Callable[[Any], Any], remedy: str = "") -> Any:
     """Return what ``load`` gets from the library ``datasets``. Raises DataError: it fails."""
     datasets = optional(
         "datasets",
@@ -156,7 +156,7 @@ def _by_datasets(name: str, load: Callable[[Any], Any]) -> Any:
         return load(datasets)
     except Exception as error:  # from pyarrow, json, or datasets
         raise DataError(
-            f"{name} cannot be read by datasets ({one_line(error.__cause__ or error)})"
+            f"{name} cannot be read by datasets ({one_line(error.__cause__ or error)}){remedy}"
         ) from None
 
 
@@ -170,6 +170,8 @@ def _open_by_datasets(form: str, name: str, files: list[str], mark: str, o: Opti
             split="train",
             cache_dir=str(cache_folder() / "datasets"),
         ),
+        ": the first five samples need files of all endings; give the labels of some images by "
+        "--labels, in a table with their names" * (form == "webdataset"),
     )
     return open_hf(rows, o, name, mark)
 
@@ -215,8 +217,15 @@ def open_hf(source: Any, o: Options, name: str = "", mark: str = "") -> Dataset:
             table.arrays[column] = np.fromiter(
                 (named(number, class_names) for number in table.values(column).tolist()), object
             )
-    content = content_of(file["filename"] for file in source.cache_files)
-    return open_table(name, table, o, mark or fingerprint(content, source._fingerprint))
+    return open_table(
+        name,
+        table,
+        o,
+        mark
+        or fingerprint(
+            content_of(file["filename"] for file in source.cache_files), source._fingerprint
+        ),
+    )
 
 
 # Arrays, tensors, lists and map-style data sets of torch ------------------------------------------

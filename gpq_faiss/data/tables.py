@@ -6,6 +6,7 @@ Parquet, Arrow and CSV are read by pyarrow, arrays by numpy and h5py.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import fnmatch
 import functools
@@ -226,10 +227,17 @@ class Table:
         return as_texts(map(plain_text, self.values(name).tolist()))
 
     def matrix(self, name: str) -> Matrix:
-        """Return a column of lists of numbers as a matrix [N, width], another one as an array [N].
+        """Return a column of lists of numbers, also of such texts as ``"[0.1, 0.2]"``, as a matrix
+        [N, width], another one as an array [N].
 
         Lists of Arrow are copied to a temporary file, which is mapped, when they are first read.
         """
+        if self.kinds[name] == "text":
+            with contextlib.suppress(ValueError):  # other texts
+                return np.array(
+                    [re.sub(r"[\[\],;]", " ", text).split() for text in self.texts(name)],
+                    np.float32,
+                )
         if name in self.arrays or self.kinds[name] != "list":
             return self.arrays[name] if name in self.arrays else self.values(name)
         first = next(self._batches(name, 1), None)
@@ -491,7 +499,7 @@ def _csv(path: Path) -> Any:
 
     A first line of numbers, or with the name of an image, is a row, and columns are named by their
     numbers, unless it counts the columns: 0, 1, 2 and so on. Columns with usual names of labels,
-    ids and names are texts.
+    ids and names are texts. Numbers between semicolons may have decimal commas.
     """
     reader = _library("pyarrow.csv", path)
     text = read_text(path, "a table with a header line").lstrip("\n# ")
@@ -517,7 +525,10 @@ def _csv(path: Path) -> Any:
         reader.ReadOptions(use_threads=False, column_names=names, skip_rows=int(has_header)),
         reader.ParseOptions(delimiter=separator, newlines_in_values=True),
         reader.ConvertOptions(
-            column_types=dict.fromkeys(texts, "string"), true_values=[], false_values=[]
+            column_types=dict.fromkeys(texts, "string"),
+            true_values=[],
+            false_values=[],
+            decimal_point="." if separator != ";" or re.search(r"\d\.\d", text) else ",",
         ),
     )
 

@@ -22,7 +22,7 @@ from ..codes.checks import Ids
 from ..data.base import Dataset
 from ..errors import DataError
 from ..indexes.index import Index
-from ..store.items import CHANGED_DATA, ChangedItems, FileRows, Item, ItemSource
+from ..store.items import CHANGED_DATA, ChangedItems, Item, ItemSource, PictureRows
 from . import schemas
 from .live import LiveIndex
 
@@ -48,12 +48,10 @@ class Catalogue:
     def __init__(self, live: LiveIndex, dataset: Dataset | None = None) -> None:
         self.live, self.dataset = live, dataset
         self.labels = functools.lru_cache(1)(self._labels)
-        self._files: FileRows | None = None
         if dataset is None:
             return
         self.dataset = replace(dataset, max_bad=1.0)  # broken pictures are skipped
-        if "file_hash" in dataset.texts:
-            self._files = FileRows(dataset.texts)
+        self._rows = PictureRows(dataset.ids, dataset.texts)
         if not self.has_pictures:
             log.warning(
                 "%s has no files with names, and is not the data that were indexed: no pictures",
@@ -119,10 +117,12 @@ class Catalogue:
     @property
     def has_pictures(self) -> bool:
         """Whether the data set has files with names, or is the one that was indexed."""
-        return self._files is not None or (
-            self.dataset is not None
-            and self.live.is_complete
-            and self.live.items.data_fingerprint == self.dataset.fingerprint
+        return self.dataset is not None and (
+            self._rows.are_files
+            or (
+                self.live.is_complete
+                and self.live.items.data_fingerprint == self.dataset.fingerprint
+            )
         )
 
     def original(self, id_: int) -> NDArray[Any] | None:
@@ -132,8 +132,7 @@ class Catalogue:
         """
         if self.dataset is None or not self.has_pictures or id_ in self.live.changes:
             return None
-        item = self.live.items.item(id_) or Item({})
-        row = self.dataset.row_of(id_) if self._files is None else self._files.find(item)
+        row = self._rows.find(id_, self.live.items.item(id_) or Item({}))
         return None if row < 0 else self.dataset.read(np.array([row]))[0]
 
     def thumbnail(self, id_: int) -> tuple[bytes, str] | None:

@@ -26,7 +26,7 @@ from ..indexes.index import IdList, Index
 from ..indexes.opening import open_index
 from ..nn.device import gpu_memory
 from ..report.gallery import Cell, save_gallery
-from ..store.items import CHANGED_DATA, FileRows, Item, ItemSource
+from ..store.items import CHANGED_DATA, Item, ItemSource, PictureRows
 from ..store.rows import RowReader
 
 if TYPE_CHECKING:
@@ -279,25 +279,24 @@ class SearchResult(Shown):
         """
         if not isinstance(items, ImageDataset) or not isinstance(queries, ImageDataset):
             raise DataError("a picture needs images, of the items (--images) and as queries")
-        files = FileRows(items.texts) if "file_hash" in items.texts else None
-        if files is None and self.data_fingerprint != items.fingerprint:
+        rows = PictureRows(items.ids, items.texts)
+        if not rows.are_files and self.data_fingerprint != items.fingerprint:
             raise DataError(
                 f"{items.name} is not the data of the index, and nothing names its items: "
                 "give the data that were encoded"
             )
         if self.data_fingerprint not in ("", items.fingerprint):
             log.warning(CHANGED_DATA, items.name)
-        gallery = []
+        gallery, query_rows = [], PictureRows(queries.ids, {})
         for row, query_id in enumerate(self.query_ids):
-            query_row = queries.row_of(query_id)
+            query_row = query_rows.find(query_id, Item({}))
             labels = queries.labels.at(np.array([query_row])).class_names if queries.labels else ()
             cells = [Cell(_image(queries, query_row), ", ".join(labels))]
             for number, score, item in self._results(row):
                 both_labelled = labels and item.labels is not None
                 relevant = not set(labels).isdisjoint(item.labels or ()) if both_labelled else None
                 caption = " · ".join([*(item.labels or ()), f"{score:.2f}"])
-                image_row = items.row_of(number) if files is None else files.find(item)
-                cells.append(Cell(_image(items, image_row), caption, relevant))
+                cells.append(Cell(_image(items, rows.find(number, item)), caption, relevant))
             gallery.append(cells)
         return save_gallery(gallery, out, overwrite=overwrite)
 

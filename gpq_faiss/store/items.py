@@ -23,6 +23,7 @@ from urllib.parse import quote
 
 import numpy as np
 
+from ..codes.checks import Ids
 from ..errors import DataError, one_line
 from ..files import Closing
 from ..inputs import check_file
@@ -87,22 +88,28 @@ CHANGED_DATA = (
 """Warning of data whose pictures are shown; its argument is their name."""
 
 
-class FileRows:
-    """Finds the file of an indexed item in a data set of files, by name and content.
+class PictureRows:
+    """Finds the pictures of indexed items in a data set: files by name and content, others by id.
 
     Args:
-        texts: columns ``name`` and ``file_hash`` of the data set.
+        ids: int64 [N], those of the data set.
+        texts: its columns of texts; files have ``name`` and ``file_hash``.
+
+    Attributes:
+        are_files: whether the data set has files.
     """
 
-    def __init__(self, texts: Mapping[str, Texts]) -> None:
-        names = texts["name"].tolist()
-        counts, self._contents = Counter(names), texts["file_hash"]
-        self._rows = {name: row for row, name in enumerate(names) if name and counts[name] == 1}
+    def __init__(self, ids: Ids, texts: Mapping[str, Texts]) -> None:
+        self.are_files, self._contents = "file_hash" in texts, texts.get("file_hash", ids)
+        keys = (texts["name"] if self.are_files else ids).tolist()
+        counts = Counter(keys)
+        self._rows = {key: row for row, key in enumerate(keys) if key != "" and counts[key] == 1}
 
-    def find(self, item: Item) -> int:
-        """Return the row of an item; -1 if its name is gone or stands for another file."""
-        row = self._rows.get(item.name or "", -1)
-        return row if row >= 0 and self._contents[row] == item.texts.get("file_hash") else -1
+    def find(self, id_: int, item: Item) -> int:
+        """Return the row of an item; -1 if its name or id is gone or stands for another file."""
+        row = self._rows.get(item.name if self.are_files else id_, -1)
+        content = item.texts.get("file_hash") if self.are_files else id_
+        return row if row >= 0 and self._contents[row] == content else -1
 
 
 class ItemSource(Closing):

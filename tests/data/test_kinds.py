@@ -637,11 +637,22 @@ def test_a_kept_column_stands_beside_the_hash_of_the_file(folder):
 
 @pytest.mark.parametrize("rows", [X, np.repeat(CLASSES, 8).reshape(N, 8)])
 def test_numbers_of_columns_are_a_header(folder, rows):
-    table = pd.DataFrame(rows).assign(label=CLASSES)
-    table.to_csv("t.csv", index=False)
+    pd.DataFrame(rows).assign(label=CLASSES).to_csv("t.csv", index=False)
     assert label_texts(open_data("x.npy", labels="t.csv")) == CLASSES
-    pd.DataFrame(X).to_csv("v.csv", index=False)
-    np.testing.assert_allclose(open_data("v.csv").read(slice(None)), X, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("table", "written", "read"),
+    [
+        (pd.DataFrame(X), {}, {}),
+        (pd.DataFrame(X), {"sep": ";", "decimal": ","}, {}),
+        (pd.DataFrame({"emb": X.tolist(), "n": range(N)}), {}, {"vectors": "emb"}),
+        (pd.DataFrame({"emb": list(X), "n": range(N)}), {}, {"vectors": "emb"}),
+    ],
+)
+def test_vectors_in_csv_as_pandas_writes_them(folder, table, written, read):
+    table.to_csv("v.csv", index=False, **written)
+    np.testing.assert_allclose(open_data("v.csv", **read).read(slice(None)), X, rtol=1e-6)
 
 
 def test_images_in_parquet_and_in_clones_of_hubs(folder):

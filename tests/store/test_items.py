@@ -17,9 +17,9 @@ from gpq_faiss.store.hdf5 import as_texts
 from gpq_faiss.store.items import (
     About,
     ChangedItems,
-    FileRows,
     Item,
     Items,
+    PictureRows,
     RowItems,
     as_json,
     items_path,
@@ -169,6 +169,12 @@ def test_damaged_file_is_one_line(tmp_path, damage):
 
 def test_files_are_found_by_name_and_content():
     texts = {"name": ["a", "b", "", "c", "c"], "file_hash": ["1", "2", "3", "4", "4"]}
-    files = FileRows({name: as_texts(values) for name, values in texts.items()})
+    files = PictureRows(np.arange(5), {name: as_texts(texts[name]) for name in texts})
     items = [("b", "2"), ("b", "1"), ("", "3"), ("c", "4"), ("d", "5")]
-    assert [files.find(Item({"name": n, "file_hash": c})) for n, c in items] == [1, -1, -1, -1, -1]
+    assert [files.find(7, Item({"name": n, "file_hash": c})) for n, c in items] == [
+        1,
+        -1,
+        -1,
+        -1,
+        -1,
+    ]
