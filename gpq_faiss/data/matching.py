@@ -21,12 +21,14 @@ from .tables import NUMBER, Options, Table, frame_table, open_tables, read_recor
 
 
 def with_names(dataset: Dataset, names: Any) -> Dataset:
-    """Return a data set with other names: the names, or a text with one per line, and perhaps a
-    header line."""
+    """Return a data set with other names: the names, or a file of a line for each, or of a table
+    with a column of names."""
     if isinstance(names, str | os.PathLike):
-        names = read_text(Path(names).expanduser(), "names").rstrip().splitlines()
-        # One name too many, and the first is usual for a column: a header.
-        names = names[1:] if len(names) > len(dataset) and usual("names", names[:1]) else names
+        names = _read_column(files_of(names), "names")
+    if isinstance(names, Table):
+        columns = names.of_kind("text", "number", "bytes")
+        name = usual("names", columns) or (columns[0] if len(columns) == 1 else None)
+        names = names.texts(names.column(name, "names=FILE, a file with one column"))
     return replace(dataset, texts=dataset.texts | {"name": as_texts(map(plain_text, names))})
 
 
@@ -45,7 +47,7 @@ def with_labels(dataset: Dataset, labels: Any, o: Options, index: Any = None) ->
     source, method = "labels", "in their order"
     if isinstance(labels, str | os.PathLike):
         files = files_of(labels)
-        source, labels = files[0].name, _read_labels(files)
+        source, labels = files[0].name, _read_column(files, "labels")
     is_pandas, has_ids = hasattr(labels, "iloc"), (dataset.ids != np.arange(len(dataset))).any()
     is_unique = is_pandas and index is not None and labels.index.is_unique and index.is_unique
     if is_unique and not has_ids and {*labels.index} <= {*index}:
@@ -72,28 +74,37 @@ def with_labels(dataset: Dataset, labels: Any, o: Options, index: Any = None) ->
     return replace(dataset, labels=attached, label_source=(source, method))
 
 
-# Files of labels ----------------------------------------------------------------------------------
+# Files of labels and names ------------------------------------------------------------------------
 
 
-def _read_labels(files: Sequence[Path]) -> Any:
-    """Read labels as a table, as what is in JSON, or as lines in the order of the items.
+def _read_column(files: Sequence[Path], role: str) -> Any:
+    """Read labels or names (``role``) as a table, or as lines in the order of the items; labels
+    also as what is in JSON.
 
     In a text of one per line, a first line with a usual name, or of text above numbers, is a
     header.
     """
-    form, _ = file_form(files[0], "labels")
-    if form == "JSON of records" and len(files) == 1:
+    form, _ = file_form(files[0], role)
+    if form == "JSON of records" and len(files) == 1 and role == "labels":
         return read_records(files[0])
     if form not in ("text", "csv"):
         return open_tables(files)
-    text = "\n".join(read_text(file, "labels").removesuffix("\n") for file in files)
-    first, *following = lines = [line.strip().strip('"') for line in text.split("\n")]
-    if {*first} & {*",;\t"} and not all(map(ROW.fullmatch, lines)):
+    lines = [
+        line.strip().strip('"')
+        for file in files
+        for line in read_text(file, role).removesuffix("\n").split("\n")
+    ]
+    first, following = lines[0], lines[1:]
+    if (
+        {*first} & {*",;\t"}
+        and (role == "labels" or form == "csv")  # names may have commas
+        and not all(map(ROW.fullmatch, lines))
+    ):
         return open_tables(files)
     words = [line.split(maxsplit=1) for line in lines if line]
-    if _are_pairs(words):
+    if role == "labels" and _are_pairs(words):
         return _pairs_table(files[0].name, words)
-    is_name = usual("labels", [first]) is not None and first not in following
+    is_name = usual(role, [first]) is not None and first not in following
     is_number = [bool(ROW.fullmatch(x) or WHOLE.fullmatch(x) or x == "") for x in lines]
     has_header = following and (is_name or (all(is_number[1:]) and not is_number[0]))
     return following if has_header else lines

@@ -310,8 +310,9 @@ def open_items(source: Any, o: Options) -> Dataset:
         }
     first = item(0)[0]
     if not isinstance(first, ENCODED) and np.ndim(without_gradient(first)) == 1:
-        vectors = [item(i)[0] for i in range(len(paths))]
-        return replace(open_array(vectors, o), name=name, **attributes)
+        return replace(
+            open_array([item(i)[0] for i in range(len(paths))], o), name=name, **attributes
+        )
     dataset = ImageDataset(
         name=name,
         fingerprint="",
@@ -442,16 +443,17 @@ def open_data(
         raise UsageError(f"--read {wrong[0]} does not apply to {form}: use {', '.join(allowed)}")
     lists = {n: read[n].split(",") for n in ("keep", "vectors") if isinstance(read.get(n), str)}
     options = Options(**read | lists)
-    # A column of labels or ids that is named belongs to the labels beside the data, if any.
-    columns: dict[str, Any] = (
-        {"label_column": None, "id_column": None, "with_labels": False}
-        if "label" in attached
-        else {}
-    )
-    for name, value in list(attached.items()) if takes == _TABLE else ():
-        if isinstance(value, str) and not os.path.splitext(value)[1] and not os.path.exists(value):
-            columns[f"{name}_column"] = attached.pop(name)
-            columns["with_labels"] = "label" not in attached
+    in_source = [
+        name
+        for name, value in attached.items()
+        if takes == _TABLE
+        and isinstance(value, str)
+        and not os.path.splitext(value)[1]
+        and not os.path.exists(value)
+    ]
+    columns: dict[str, Any] = {f"{name}_column": attached.pop(name) for name in in_source}
+    if "label" in attached:  # the columns of labels and ids that are named are of these labels
+        columns = {"label_column": None, "id_column": None, "with_labels": False} | columns
     dataset = opener(opened, replace(options, **columns))
     if "name" in attached:
         dataset = with_names(dataset, attached["name"])

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -209,11 +208,10 @@ def open_published(root: str | None, o: Options, *, name: str) -> ImageDataset:
     from torchvision.datasets import CIFAR10, FashionMNIST
 
     folder = cache_folder() if root is None else Path(root).expanduser()
-    sources: dict[str, tuple[Any, str]] = {
+    kind, files = {
         "cifar10": (CIFAR10, f"{CIFAR10.filename} or {CIFAR10.base_folder}/"),
         "fashion-mnist": (FashionMNIST, "its four idx files in FashionMNIST/raw/"),
-    }
-    kind, files = sources[name]
+    }[name]
     try:
         parts = [kind(str(folder), train=train, download=True) for train in (True, False)]
     except Exception as error:  # torchvision asserts, and raises RuntimeError and others
@@ -236,8 +234,8 @@ def open_nuswide(root: str, o: Options) -> ImageDataset:
     Images without any of them are left out; ids are row numbers in the official image list.
     """
     folder = Path(root).expanduser()
-    listed = read_text(folder / "ImageList/Imagelist.txt", "image names, one per line,")
-    names = [line.strip().replace("\\", "/") for line in listed.split("\n") if line.strip()]
+    lines = read_text(folder / "ImageList/Imagelist.txt", "image names, one per line,").split("\n")
+    names = [line.strip().replace("\\", "/") for line in lines if line.strip()]
     concepts = read_text(folder / "ConceptsList/Concepts81.txt", "concept names").split()
     matrix = np.zeros((len(names), len(concepts)), np.int8)
     for c, concept in enumerate(concepts):

@@ -99,7 +99,7 @@ OPTIONS = [
     ("features:x.npy", {"vectors": ["x", "y"]}, "no column 'x'"),
     ("features:x.npy", {"labels": "no.npy"}, "not found"),
     ("features:x.npy", {"ids": "one.txt"}, "ids.*expected ids"),
-    ("features:x.npy", {"names": "x.npy"}, r"x.npy is npy: a text is expected \(names\)"),
+    ("features:x.npy", {"names": "x.npy"}, "x.npy has no column of a usual name"),
     ("features:x.npy", {"names": "one.txt"}, "1 name, features:x.npy has 4 items"),
     ("csv:t.csv", {"label_column": "lable"}, r"no column 'lable'.*--read label_column"),
     ("csv:t.csv", {"size": "81"}, "--read size does not apply to csv"),

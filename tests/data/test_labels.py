@@ -115,12 +115,20 @@ def test_texts_in_a_column_of_ids_are_names(tmp_path, ids):
     assert any("holds texts: they are the names; ids are row" in note for note in data.notes)
 
 
-def test_files_of_ids_and_names(tmp_path):
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("n.txt", "name\none, two\nthree\n4\n"),
+        ("n.csv", ',name\n0,"one, two"\n1,three\n2,4\n'),
+        ("n.json", '["one, two", "three", "4"]'),
+        ("n.parquet", {"photo": ["one, two", "three", "4"]}),
+    ],
+)
+def test_files_of_ids_and_names(tmp_path, file, content):
     ids = save(tmp_path / "ids.txt", "70\n-5 # a comment\n70\n")
-    names = save(tmp_path / "n.txt", "name\none\ntwo\n3\n")
-    data = open_data(np.eye(3), ids=ids, names=names)
+    data = open_data(np.eye(3), ids=ids, names=save(tmp_path / file, content))
     assert data.ids.tolist() == [70, -5, 70]
-    assert data.texts["name"].tolist() == ["one", "two", "3"]
+    assert data.texts["name"].tolist() == ["one, two", "three", "4"]
 
 
 def test_labels_of_images_by_name(tmp_path):
