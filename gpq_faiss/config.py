@@ -176,7 +176,8 @@ class Config(_Section):
             >>> preset("recommended").with_settings({"training": {"steps": 400}}).training.steps
             400
         """
-        values, network = asdict(self), changes.get("network")
+        values = asdict(self)
+        network = changes.get("network")
         weights = network.get("weights", "none") if isinstance(network, Mapping) else "none"
         if self.class_networks and self.network.weights == "none" != weights:
             usual = vars(preset(self.preset).training)

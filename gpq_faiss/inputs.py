@@ -184,7 +184,8 @@ def file_form(path: Path, description: str) -> tuple[str, str]:
     """
     with reading(path, description), path.open("rb") as file:
         head = file.read(512)
-    ending, is_text = path.suffix.lower(), not re.search(rb"[\0-\x08\x0e-\x1f]", head)
+    ending = path.suffix.lower()
+    is_text = not re.search(rb"[\0-\x08\x0e-\x1f]", head)
     form, remedy = next(
         (
             form

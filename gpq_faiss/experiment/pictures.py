@@ -94,7 +94,8 @@ def _draw_heat_maps(experiment: Experiment, out: Path, *, overwrite: bool) -> Pi
     for (method, bits), cells in frame.groupby(["method", "bits"], sort=False):
         means = cells.pivot_table("mAP", "lambda1", "lambda2")  # a missing run leaves a gap
         values, (height, width) = means.to_numpy(), means.shape
-        path, caption = out / f"sensitivity-{method}-{bits}.png", f"mAP of {method} at {bits} bits"
+        path = out / f"sensitivity-{method}-{bits}.png"
+        caption = f"mAP of {method} at {bits} bits"
         pictures[caption] = path
         with picture(path, 2.6 + 0.85 * width, 1.4 + 0.6 * height, overwrite=overwrite) as figure:
             axes = figure.add_subplot(
@@ -117,7 +118,8 @@ def _panels(experiment: Experiment, run: Run) -> Iterator[tuple[str, Any, Any]]:
 
     Each panel is a title, points [n, 2], and None or the unit-norm codewords [K, 2].
     """
-    head, vectors = f"{experiment.row_name(run)}, mAP {run.map:.3f}", run.arrays["vectors"]
+    head = f"{experiment.row_name(run)}, mAP {run.map:.3f}"
+    vectors = run.arrays["vectors"]
     if experiment.description.grid["kind"] == "tsne":
         from sklearn.manifold import TSNE
 

@@ -200,7 +200,9 @@ def notes_of(experiment: Experiment) -> list[str]:
     Others are about data, convention, settings, budget, departures from papers, and machine.
     """
     description, runs = experiment.description, experiment.runs
-    grid, counts, missing = description.grid, runs[0].counts, experiment.missing()
+    grid = description.grid
+    counts = runs[0].counts
+    missing = experiment.missing()
     notes = [
         f"{experiment.seeds.capitalize()}. {runs[0].convention}. {description.data['name']}, "
         f"protocol {grid['protocol']}, labelled {grid['labelled'] or 'by the protocol'}: "
@@ -219,7 +221,8 @@ def notes_of(experiment: Experiment) -> list[str]:
             f"{', '.join(missing)}. Means are over the seeds that are there.",
         )
     for run in runs:
-        name, recall = experiment.row_name(run), run.neighbour_recall
+        name = experiment.row_name(run)
+        recall = run.neighbour_recall
         notes.append(f"{recall.definition if recall else NO_NEIGHBOUR_RECALL}.")
         if training := run.settings.get("training"):
             notes.append(

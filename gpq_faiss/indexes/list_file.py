@@ -71,7 +71,10 @@ def write_lists(out: Path, sources: Sequence[RowSource], Z: Floats) -> int:
     sizes = counts.reshape(_PARTITIONS, -1).sum(axis=1)
     ends, n = np.append(0, np.cumsum(sizes)), int(sizes.sum())
     prefix = choose_prefix(counts.reshape(16 ** levels_of(M, K), -1).sum(axis=1))
-    row_counts, rows, codes_crc, ids_crc = np.zeros(16**prefix, np.int64), 0, 0, 0
+    row_counts = np.zeros(16**prefix, np.int64)
+    rows = 0
+    codes_crc = 0
+    ids_crc = 0
 
     def mapped(kind: Any, *shape: int) -> NDArray[Any]:
         with tempfile.TemporaryFile(dir=out.parent) as file:

@@ -88,7 +88,8 @@ def sort_codes(columns: Codes, ids: Ids) -> tuple[Codes, Ids, Ids]:
 
 
 def _is_sorted(columns: Codes, ids: Ids) -> bool:
-    rows, first = np.arange(len(ids) - 1), (columns[1:] != columns[:-1]).argmax(axis=1)
+    rows = np.arange(len(ids) - 1)
+    first = (columns[1:] != columns[:-1]).argmax(axis=1)
     previous, following = columns[rows, first], columns[rows + 1, first]
     ascending = np.where(previous == following, ids[:-1] < ids[1:], previous < following)
     return bool(ascending.all())
@@ -113,7 +114,8 @@ def choose_prefix(counts: Ids) -> int:
     Args:
         counts: int64 [16^levels], numbers of codes by their longest possible prefix.
     """
-    n, levels = int(counts.sum()), (len(counts).bit_length() - 1) // 4
+    n = int(counts.sum())
+    levels = (len(counts).bit_length() - 1) // 4
     prefix = min(1, levels)
     while prefix < levels:
         sizes = counts.reshape(16 ** (prefix + 1), -1).sum(axis=1)
@@ -224,7 +226,8 @@ class InvertedLists:
         Raises:
             DataError: queries have NaN or infinity, or are too large for float32 scores.
         """
-        lists, row_limit = self.arrays, _CACHE_BYTES // self.arrays.blocks.shape[1]
+        lists = self.arrays
+        row_limit = _CACHE_BYTES // self.arrays.blocks.shape[1]
         D, ids = np.empty((len(xq), k), np.float32), np.empty((len(xq), k), np.int64)
         status = np.empty(len(xq), np.uint8)
 

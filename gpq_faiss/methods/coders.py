@@ -98,7 +98,8 @@ class Coder(ABC):
         return None
 
     def _score(self, xq: Floats, codes: Codes) -> Floats:
-        tables, chosen = cast(Floats, self._tables(xq)), unpack_codes(codes, self.M, self.K)
+        tables = cast(Floats, self._tables(xq))
+        chosen = unpack_codes(codes, self.M, self.K)
         scores = np.zeros((len(tables), len(chosen)), np.float32)
         # Always summed in the order of the codebooks, so that equal codes have bit-equal scores.
         for m in range(self.M):

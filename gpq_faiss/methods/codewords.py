@@ -42,8 +42,18 @@ _WEIGHT_QUERIES, _WEIGHT_ITEMS = 500, 5000
 """Items for weighting class and features."""
 _FLOOR = 1e-3
 """Added to probabilities before taking logarithms for the initial codewords."""
-_LOGIT_STEPS, _LOGIT_RATE, _LOGIT_RIDGE = 10, 0.05, 1e-4
-_TABLE_STEPS, _TABLE_RATE, _TABLE_BATCH = 300, 0.02, 1000
+_LOGIT_STEPS = 10
+"""Steps of Adam on the codewords between two choices of codes, if they add logits."""
+_LOGIT_RATE = 0.05
+"""Learning rate of these steps."""
+_LOGIT_RIDGE = 1e-4
+"""Ridge weight of these steps."""
+_TABLE_STEPS = 300
+"""Steps of Adam on the score tables."""
+_TABLE_RATE = 0.02
+"""Learning rate of the score tables."""
+_TABLE_BATCH = 1000
+"""Items of a step of the score tables."""
 _LIMIT = 20.0
 """Limit of logits: exponentials of larger sums could overflow."""
 _BLOCK_NUMBERS = 1 << 24

@@ -56,7 +56,9 @@ class GPQ(CodeMethod):
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """Loss terms with non-zero weight and their sum."""
-        loss, beta, n = self.config.loss, self.config.beta, len(batch.y)
+        loss = self.config.loss
+        beta = self.config.beta
+        n = len(batch.y)
         method = self.config.method
         # The authors run labelled and unlabelled items as two batches.
         sizes = (
@@ -65,7 +67,8 @@ class GPQ(CodeMethod):
             else [len(batch.x)]
         )
         raw = torch.cat([self.raw(x, amp=amp) for x in torch.split(batch.x, sizes)])
-        labelled, W = intra_normalize(raw[:n], self.M), self.prototypes
+        labelled = intra_normalize(raw[:n], self.M)
+        W = self.prototypes
         quantised = soft_assign(labelled, self.codebooks(), self.config.alpha)
         pairs = triplet if method == "gpq-triplet" else npair
         parts: dict[str, Tensor] = {pairs.__name__: pairs(labelled, quantised, batch.y)}

@@ -18,8 +18,12 @@ MOST_ROWS = 20_000
 _OF_RIDGE = 1.5
 """Noise of a perceptron relative to that of a linear model, as it overfits more easily. Measured.
 """
-_LEAST, _GRID, _PER_OCTAVE = 2.0**-5, 33, 4
-"""The least noise that is tried, the number of noises, and how many double it: up to 8."""
+_LEAST = 2.0**-5
+"""The least noise that is tried."""
+_GRID = 33
+"""Number of noises that are tried, up to 8."""
+_PER_OCTAVE = 4
+"""Number of noises from one to its double."""
 
 
 def leave_one_out(x: NDArray[np.float32], y: NDArray[np.float32]) -> tuple[float, float]:

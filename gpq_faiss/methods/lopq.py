@@ -33,7 +33,10 @@ K = 16
 """Codewords of a codebook."""
 LEAST = 8 * K
 """Minimum training vectors of a cell for its own codebooks."""
-_CELLS, _PER_CELL = 64, 256  # maximum number of cells; training vectors per cell, on average
+_CELLS = 64
+"""Maximum number of cells."""
+_PER_CELL = 256
+"""Training vectors per cell, on average."""
 
 
 class LOPQ(Coder):

@@ -28,7 +28,8 @@ NO_NEIGHBOUR_RECALL = (
     "NN10@100 is not reported for images, whose nearest pixels say little: use features of them"
 )
 _FIT_ROWS = 100_000  # limit of the training matrix
-_BLOCK, _READ_ROWS = 16_384, 2048  # rows that are encoded, and read, at a time
+_BLOCK = 16_384  # rows that are encoded at a time
+_READ_ROWS = 2048  # rows that are read at a time
 _NO_ROWS = np.empty(0, np.int64)
 
 
@@ -154,7 +155,8 @@ def encode_database(
 
     ``read`` gives the vectors of the readable ones of some rows, and these rows.
     """
-    parts, start = [], time.perf_counter()
+    parts = []
+    start = time.perf_counter()
     with stage("encoding", len(database)) as encoding:
         for first in range(0, len(database), _BLOCK):
             block = database[first : first + _BLOCK]

@@ -87,15 +87,18 @@ def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
             package is not installed.
     """
     folder = Path(folder)
-    path, header = folder / "model.safetensors", read_model(folder)
-    description, content = header.description, path.read_bytes()
+    path = folder / "model.safetensors"
+    header = read_model(folder)
+    description = header.description
+    content = path.read_bytes()
     if fingerprint(content) != header.model_fingerprint:
         raise MismatchError(
             f"{path} does not belong to the config.json beside it: copy the whole folder again"
         )
     try:
         settings = description["config"]
-        origin, name = description.get("backbone_of"), settings["network"]["backbone"]
+        origin = description.get("backbone_of")
+        name = settings["network"]["backbone"]
         if origin and backbone_plugin(name) is None:
             raise MismatchError(
                 f"{folder} has the backbone '{name}' of {origin}, which is not installed: "

@@ -194,7 +194,8 @@ class PosteriorCodes(CodeMethod):
 
     def _make_codebooks(self, A: int) -> None:
         """Make room for A codebooks of classes and M - A of features, which are fitted later."""
-        device, E = self.power.device, min(DIRECTIONS, self.width) if A < self.M else 0
+        device = self.power.device
+        E = min(DIRECTIONS, self.width) if A < self.M else 0
         self.A = A
         # Buffers, to be saved with the weights: codewords fit these weights only.
         self.principal_axes = nn.Buffer(torch.eye(self.width, E, device=device))
@@ -398,7 +399,8 @@ class PosteriorCodes(CodeMethod):
 
     def _learn_from_vectors(self, reader: Reader, rows: Rows, y: Floats, unlabelled: Rows) -> None:
         """The part of :meth:`fit_labels` that compares vectors."""
-        config, head = self.config, cast(SubspaceHeads, self.backbone.head)
+        config = self.config
+        head = cast(SubspaceHeads, self.backbone.head)
         stride = -(-len(rows) // MOST_ROWS)
         x, readable = self._vectors(reader, rows[::stride])
         labels = y[::stride][readable]
@@ -449,7 +451,8 @@ class PosteriorCodes(CodeMethod):
     def optimizer(self, config: Config) -> torch.optim.Optimizer:
         """Adam, with larger steps for class networks that are perceptrons or over a pretrained
         network, and smaller ones for cosines over convolutions and for pretrained convolutions."""
-        head, pretrained = self.backbone.head, config.network.weights != "none"
+        head = self.backbone.head
+        pretrained = config.network.weights != "none"
         perceptron, cosines = isinstance(head, SubspaceHeads), self.prototypes is not None
         trunk_rate = 1.0 if perceptron or not (cosines or pretrained) else _CONVOLUTION_RATE
         class_rate = _CLASS_RATE if perceptron or pretrained else trunk_rate
@@ -472,7 +475,9 @@ class PosteriorCodes(CodeMethod):
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """Loss terms with non-zero weight and their sum."""
-        loss, n, x = self.config.loss, len(batch.y), batch.x
+        loss = self.config.loss
+        n = len(batch.y)
+        x = batch.x
         targets = None
         if self.consistent and len(x) > n:
             x = x[:n]
@@ -531,7 +536,8 @@ class PosteriorCodes(CodeMethod):
         if not self.A:
             # Joint codewords are fitted to the weighted sum of both parts.
             self.weights = torch.tensor([1 - w, w], device=p.device).sqrt()
-        targets, words = self.feature_targets(features, posterior), torch.zeros(0, K, 0)
+        targets = self.feature_targets(features, posterior)
+        words = torch.zeros(0, K, 0)
         classes, weights = ClassCodebooks(*torch.zeros(2, 0, K, self.C)), self.weights
         if self.A < self.M:
             words = fit_codewords(targets, self.M - self.A, K, seed=seed)

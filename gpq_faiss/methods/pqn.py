@@ -59,7 +59,8 @@ class PQN(Baseline):
         return intra_normalize(raw, self.M).flatten(1)
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
-        x, Z = intra_normalize(self.raw(batch, amp), self.M), unit(self.codewords)
+        x = intra_normalize(self.raw(batch, amp), self.M)
+        Z = unit(self.codewords)
         weight = (self.alpha * subspace_cosine(x, Z)).softmax(dim=-1)
         # Unlike in GPQ's soft assignment, the result is not normalised: uncertain assignments are
         # short and count less.

@@ -30,26 +30,36 @@ LEAST_WEIGHT = 0.15
 time."""
 LEAST_SHARE = 0.85
 """Minimum accuracy of the neighbours on left-out labels, as a share of a linear model's."""
-SAMPLE, LEAST_SHARE_OF_SAMPLE = 20_000, 0.5
-"""Unlabelled items of a sample that is tried first, where there are more than twice as many, and
-the minimum accuracy there: lower than among all items, as fewer neighbours connect the labels."""
-MOST_ITEMS, _MOST_PROBABILITIES = 100_000, 20_000_000
-"""Limits of the neighbour search: items, and items times classes (a few arrays of 160 MB)."""
+SAMPLE = 20_000
+"""Unlabelled items of a sample that is tried first, where there are more than twice as many."""
+LEAST_SHARE_OF_SAMPLE = 0.5
+"""Minimum accuracy in the sample: lower than among all items, as fewer neighbours connect the
+labels."""
+MOST_ITEMS = 100_000
+"""Maximum number of items in the neighbour search."""
+_MOST_PROBABILITIES = 20_000_000
+"""Maximum number of items times classes there (a few arrays of 160 MB)."""
 _CHOICE = 5
 """Stream of random numbers, besides those of :mod:`gpq_faiss.training.batches`."""
-NEIGHBOURS, GAMMA = 15, 4
-"""k of Iscen et al.'s graph, and γ, the power of the cosine in the weight of a neighbour."""
-ALPHA, ITERATIONS = 0.95, 50
-"""α of Zhou et al., the weight of the neighbours against an item's own label; longer paths would
-have a total weight of 0.08."""
+NEIGHBOURS = 15
+"""k of Iscen et al.'s graph."""
+GAMMA = 4
+"""γ of Iscen et al., the power of the cosine in the weight of a neighbour."""
+ALPHA = 0.95
+"""α of Zhou et al., the weight of the neighbours against an item's own label."""
+ITERATIONS = 50
+"""Maximum length of a path in the graph; longer ones would have a total weight of 0.08."""
 POWER = 2.0
 """Power of the propagated probabilities, which are too even."""
-_LIST, _VISITED = 125, 12
-"""Neighbours are searched in lists of about so many items, and so many lists are visited: of 58,000
-items (CIFAR-10 features) nine of ten neighbours are found in a third of the time, up to 1,500 items
-all."""
-_FOLDS, _LEFT_OUT = 5, 400
-"""A fifth of the labels is left out at a time, until about 400 have been."""
+_LIST = 125
+"""Neighbours are searched in inverted lists of about so many items."""
+_VISITED = 12
+"""Number of lists that are visited: of 58,000 items (CIFAR-10 features) nine of ten neighbours are
+found in a third of the time, up to 1,500 items all."""
+_FOLDS = 5
+"""A fifth of the labels is left out at a time."""
+_LEFT_OUT = 400
+"""Labels are left out until there have been about so many."""
 
 
 @dataclass(frozen=True)

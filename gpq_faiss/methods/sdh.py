@@ -37,8 +37,16 @@ from .coders import BinaryMethod, Floats
 
 Doubles = NDArray[np.float64]
 
-_ANCHORS, _ITERATIONS = 2000, 5
-_LAMBDA, _NU, _RIDGE = 1.0, 1e-5, 1e-3
+_ANCHORS = 2000
+"""Number of anchors of the kernel."""
+_ITERATIONS = 5
+"""Alternations of classifier, codes and hash functions."""
+_LAMBDA = 1.0
+"""λ, weight of the classifier's norm."""
+_NU = 1e-5
+"""ν, weight of the distance between codes and hash functions."""
+_RIDGE = 1e-3
+"""Ridge weight of the hash functions."""
 _SWEEPS = 10  # over all bits per iteration
 
 

@@ -168,7 +168,8 @@ class SSGAH(Baseline):
         return cast(Tensor, out)[:, 0]
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
-        n, draws = len(batch.y), batch.generator
+        n = len(batch.y)
+        draws = batch.generator
         v = self.extractor.input(batch.x).detach()
         h = run_network(lambda v: self.extractor(v, True), v, amp).sigmoid()
         rank = triplet_ranking(squared_distances(h[:n], h[:n]), batch.y, self.margin)

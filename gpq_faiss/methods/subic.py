@@ -49,7 +49,8 @@ class SUBIC(Baseline):
     def build(self) -> None:
         width = self.output_width()
         self.classifier = nn.Linear(width, self.n_classes)
-        draws, bound = torch.Generator().manual_seed(self.seed + 1), 1 / math.sqrt(width)
+        draws = torch.Generator().manual_seed(self.seed + 1)
+        bound = 1 / math.sqrt(width)
         nn.init.uniform_(self.classifier.weight, -bound, bound, generator=draws)
         nn.init.zeros_(self.classifier.bias)
 

@@ -22,8 +22,14 @@ from ..data.labels import Labels
 from .coders import Coder, Codes, Floats, dot_rows
 from .leave_one_out import leave_one_out
 
-_RATE, _DECAY = 1e-3, 1e-2  # learning rate and weight decay
-_DROPOUT, _INPUT_DROPOUT = 0.5, 0.2
+_RATE = 1e-3
+"""Learning rate."""
+_DECAY = 1e-2
+"""Weight decay."""
+_DROPOUT = 0.5
+"""Dropout rate of the hidden layer."""
+_INPUT_DROPOUT = 0.2
+"""Dropout rate of the inputs."""
 
 
 class FloatFeatures(Coder):
@@ -56,7 +62,9 @@ class Classifier(FloatFeatures):
 
     name = "classifier"
     unit = False
-    hidden, steps, batch = 512, 1000, 500
+    hidden = 512
+    steps = 1000
+    batch = 500
     networks = 1
     """Number of networks whose probabilities are averaged."""
 

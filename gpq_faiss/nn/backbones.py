@@ -339,7 +339,9 @@ def build_backbone(
         UsageError: an invalid name or combination.
         DataError: weights that are not available or do not fit.
     """
-    name, plugin, is_timm = spec.name, backbone_plugin(spec.name), spec.name.startswith("timm/")
+    name = spec.name
+    plugin = backbone_plugin(spec.name)
+    is_timm = spec.name.startswith("timm/")
     if plugin is None and not is_timm and name not in BACKBONES:
         names = [*BACKBONES, "timm/NAME", *plugin_names("backbones", BACKBONES)]
         raise UsageError(f"no backbone '{name}': choose one of {', '.join(names)}")
@@ -385,7 +387,9 @@ def build_extractor(
 
     ``input_`` is ``{"kind": "features", "width": W}`` or ``{"kind": "images", "image_size": S}``.
     """
-    network, size, width = config.network, input_.get("image_size", 0), input_.get("width", 0)
+    network = config.network
+    size = input_.get("image_size", 0)
+    width = input_.get("width", 0)
     hidden = network.hidden[:-1] if config.class_networks else network.hidden
     automatic = "vgg" if size >= VGG.SMALLEST else "mlp" if hidden else "linear"
     name = automatic if network.backbone == "auto" else network.backbone

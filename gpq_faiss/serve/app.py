@@ -129,7 +129,8 @@ ItemId = Annotated[int, Path(alias="id", ge=-(2**63), le=2**63 - 1, description=
 
 
 async def _check_token(service: Running, bearer: Bearer) -> None:
-    sent, token = "" if bearer is None else bearer.credentials, service.settings.token or ""
+    sent = "" if bearer is None else bearer.credentials
+    token = service.settings.token or ""
     if not (token and hmac.compare_digest(sent.encode(), token.encode())):  # in constant time
         raise HTTPException(401, "the token is missing or wrong", {"www-authenticate": "Bearer"})
 
@@ -256,7 +257,9 @@ def thumbnail(service: Running, id_: ItemId) -> Response:
 @reading.get("/info")
 def info(service: Running) -> dict[str, Any]:
     """Describe the service: the index, the input of the model, labels and limits."""
-    index, model, catalogue = service.live.index, service.encoder, service.catalogue
+    index = service.live.index
+    model = service.encoder
+    catalogue = service.catalogue
     labels = catalogue.labels(index)
     return {
         "version": __version__,
@@ -280,7 +283,8 @@ def info(service: Running) -> dict[str, Any]:
 def _add(
     service: Service, vector: Floats, new: schemas.NewItem, *, foreign: bool
 ) -> dict[str, int]:
-    code, labels = service.encode(vector, foreign=foreign), tuple(sorted(set(new.labels)))
+    code = service.encode(vector, foreign=foreign)
+    labels = tuple(sorted(set(new.labels)))
     return {"id": service.live.change(new.id, code, new.name, labels or None)}
 
 

@@ -56,7 +56,8 @@ def serve(
             raise UsageError(
                 f"{model} makes vectors of queries only: --writable needs the model folder"
             )
-        size, fingerprint = code_size(*encoder.shape[:2]), encoder.codebooks_fingerprint
+        size = code_size(*encoder.shape[:2])
+        fingerprint = encoder.codebooks_fingerprint
         with LiveIndex(index, size, fingerprint, writable=writable) as live:
             threading.Thread(target=live.follow, daemon=True).start()
             config = uvicorn.Config(
@@ -70,7 +71,8 @@ def serve(
                 timeout_graceful_shutdown=10,
             )
             host = f"[{settings.host}]" if ":" in settings.host else settings.host
-            items, port = f"{live.index.ntotal:,}", bound.getsockname()[1]
+            items = f"{live.index.ntotal:,}"
+            port = bound.getsockname()[1]
             log.info("serving %s items at http://%s:%d/ (ctrl-C ends)", items, host, port)
             # On these signals uvicorn shuts down gracefully, and then raises them again, which must
             # not count as an error.

@@ -40,7 +40,9 @@ class Service:
     ) -> None:
         if dataset is not None and dataset.kind == encoder.input_kind:
             encoder.check(dataset)
-        self.encoder, self.live, self.settings = encoder, live, settings or Settings()
+        self.encoder = encoder
+        self.live = live
+        self.settings = settings or Settings()
         self.catalogue = Catalogue(live, dataset)
         self._network = threading.Lock()
 
@@ -84,7 +86,8 @@ class Service:
         Raises:
             HTTPException: no item has the id (404).
         """
-        code, original = self.code_of(id_), self.catalogue.original(id_)
+        code = self.code_of(id_)
+        original = self.catalogue.original(id_)
         kind = "images" if original is not None and original.ndim == 3 else "features"
         if original is not None and kind == self.encoder.input_kind:
             return self._embed(original, queries=True)

@@ -141,7 +141,8 @@ def model_name(description: Mapping[str, Any]) -> str:
 
     It is the method, and its preset unless these are the default: ``gpq (paper)``.
     """
-    method, used = description["method"], description["config"]["preset"]
+    method = description["method"]
+    used = description["config"]["preset"]
     return method if (method, used) == ("posterior", "recommended") else f"{method} ({used})"
 
 
@@ -232,7 +233,9 @@ def _evaluate_codes(
         if reader.labels is None or not np.any(reader.labels):
             raise DataError(f"{codes}: no item has a label: encode labelled data")
         labels = Labels(np.asarray(reader.labels), reader.header.class_names)
-        Z, packed, ids = reader.header.codebooks, np.asarray(reader.values), np.asarray(reader.ids)
+        Z = reader.header.codebooks
+        packed = np.asarray(reader.values)
+        ids = np.asarray(reader.ids)
     if not {*labels.class_names} & {*query_labels.class_names}:
         raise DataError(
             f"no class of {queries.name} ({query_labels.class_names[0]}, ...) is one of {codes} "
@@ -328,7 +331,8 @@ class Run:
             new_qrels.open("w") as qrels_file,
         ):
             for row, number in enumerate(coded.query_rows.tolist()):
-                query, (scores,) = self.query_ids[number], coded.score(np.array([row]), coded.codes)
+                query = self.query_ids[number]
+                (scores,) = coded.score(np.array([row]), coded.codes)
                 run_file.writelines(
                     f"{query} Q0 {ids[best]} {rank} {scores[best]:.9g} gpq-faiss\n"
                     for rank, best in enumerate(np.lexsort((ids, -scores))[:k], 1)

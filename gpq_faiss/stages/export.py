@@ -116,7 +116,8 @@ def _export_codes(codes: str | Path, out: Path) -> Path:
         atomic_path(out) as temporary,
         ExitStack() as stack,
     ):
-        header, writer = reader.header, None
+        header = reader.header
+        writer = None
         metadata = {"gpq_faiss": json.dumps(header.attributes())}
         class_names = np.array(header.class_names, dtype=object)
         for rows in row_blocks(reader.ntotal, _ROW_GROUP):

@@ -157,7 +157,8 @@ def _to_onnx(program: torch.export.ExportedProgram, metadata: dict[str, str]) ->
 
 def _random_input(encoder: Encoder, n: int) -> NDArray[Any]:
     """Return random features with the spread of the training data, or images uint8 of noise."""
-    rng, side = np.random.default_rng(0), encoder.image_size
+    rng = np.random.default_rng(0)
+    side = encoder.image_size
     if encoder.input_kind == "images":
         return rng.integers(0, 256, (n, 3, side, side), dtype=np.uint8)
     normalise = encoder.model.network.extractors()[0].input

@@ -113,7 +113,9 @@ class _RowFile:
     contained = None
 
     def __init__(self, reader: RowReader, model: ModelHeader) -> None:
-        self._reader, self._model, self.ntotal = reader, model, reader.ntotal
+        self._reader = reader
+        self._model = model
+        self.ntotal = reader.ntotal
         self.items = RowItems(reader) if reader.header.class_names or reader.text_columns else None
 
     def blocks(self, size: int) -> Iterator[tuple[Codes, Ids]]:

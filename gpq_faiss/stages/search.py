@@ -129,7 +129,8 @@ def parse_rows(text: str, n: int) -> Ids:
         >>> parse_rows("0:3", 10).tolist(), parse_rows("5,-1", 10).tolist()
         ([0, 1, 2], [5, 9])
     """
-    numbers, rows = np.arange(n), np.arange(0)
+    numbers = np.arange(n)
+    rows = np.arange(0)
     with contextlib.suppress(ValueError, TypeError, IndexError):
         if ":" in text:
             bounds = [int(bound) if bound.strip() else None for bound in text.split(":")]
@@ -239,7 +240,8 @@ class SearchResult(Shown):
         """Return JSON values: one entry for each query, without padding; unknown values are
         None.
         """
-        queries, kept = [], self._kept
+        queries = []
+        kept = self._kept
         for row, (query, name) in enumerate(zip(self.query_ids, self.query_names, strict=True)):
             results = self._results(row)
             items = [item for _, _, item in results]
@@ -287,7 +289,8 @@ class SearchResult(Shown):
             )
         if self.data_fingerprint not in ("", items.fingerprint):
             log.warning(CHANGED_DATA, items.name)
-        gallery, query_rows = [], PictureRows(queries.ids, {})
+        gallery = []
+        query_rows = PictureRows(queries.ids, {})
         for row, query_id in enumerate(self.query_ids):
             query_row = query_rows.find(query_id, Item({}))
             labels = queries.labels.at(np.array([query_row])).class_names if queries.labels else ()

@@ -193,7 +193,9 @@ def _identity(
 
 def _describe(trained: Training, dataset: Dataset, split: Split) -> dict[str, Any]:
     """Return the entries of ``config.json`` in addition to the network's description."""
-    config, run, labels = trained.config, trained.run, trained.labels
+    config = trained.config
+    run = trained.run
+    labels = trained.labels
     backbone = backbone_plugin(config.network.backbone)
     origin = {} if backbone is None else {"backbone_of": backbone.origin}
     processes = trained.group.size

@@ -100,7 +100,8 @@ class PictureRows:
     """
 
     def __init__(self, ids: Ids, texts: Mapping[str, Texts]) -> None:
-        self.are_files, self._contents = "file_hash" in texts, texts.get("file_hash", ids)
+        self.are_files = "file_hash" in texts
+        self._contents = texts.get("file_hash", ids)
         keys = (texts["name"] if self.are_files else ids).tolist()
         counts = Counter(keys)
         self._rows = {key: row for row, key in enumerate(keys) if key != "" and counts[key] == 1}
@@ -246,7 +247,8 @@ class RowItems(ItemSource):
 
     def _block(self, start: int, stop: int) -> list[Row]:
         """Return the items of rows ``start:stop`` as an items file stores them."""
-        reader, missing = self._reader, [None] * (stop - start)
+        reader = self._reader
+        missing = [None] * (stop - start)
         texts = {name: column.tolist() for name, column in reader.texts(start, stop).items()}
         names = [name or None for name in texts.pop("name", missing)]
         columns, labels = list[str | None](missing), list[str | None](missing)

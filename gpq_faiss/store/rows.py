@@ -179,7 +179,8 @@ class RowReader(Closing):
 
     def _map(self, name: str) -> NDArray[Any]:
         array, row = dataset(self._h5, name), self.header.row[name]
-        offset, shape = array.id.get_offset(), (self.ntotal, *row.shape)
+        offset = array.id.get_offset()
+        shape = (self.ntotal, *row.shape)
         if (array.dtype, array.shape) != (row.base, shape) or offset is None:
             form = f"{array.dtype} {list(array.shape)}"
             raise DataError(f"{name!r} is {form}, not {row.base} {list(shape)}: it is damaged")
@@ -282,7 +283,8 @@ class RowWriter(Closing):
         Raises:
             DataError: values of another width, not finite, or not codes; or the disk is full.
         """
-        header, name = self.header, f"{self.path} (from row {self.rows:,}): {self.header.kind}"
+        header = self.header
+        name = f"{self.path} (from row {self.rows:,}): {self.header.kind}"
         records = np.empty(len(values), header.row)
         if header.kind == "codes":
             records["codes"] = check_codes(values, *header.codebooks.shape[:2], name=name)
