@@ -21,14 +21,14 @@ from .tables import NUMBER, Options, Table, frame_table, open_tables, read_recor
 
 
 def with_names(dataset: Dataset, names: Any) -> Dataset:
-    """Return a data set with other names: the names, or a file of a line for each, or of a table
-    with a column of names."""
+    """Return a data set with other names: the names, or a file with a name in each line, or with a
+    table that has a column of names."""
     if isinstance(names, str | os.PathLike):
         names = _read_column(files_of(names), "names")
     if isinstance(names, Table):
         columns = names.of_kind("text", "number", "bytes")
         name = usual("names", columns) or (columns[0] if len(columns) == 1 else None)
-        names = names.texts(names.column(name, "names=FILE, a file with one column"))
+        names = names.texts(names.column(name, "names=FILE of one column"))
     return replace(dataset, texts=dataset.texts | {"name": as_texts(map(plain_text, names))})
 
 

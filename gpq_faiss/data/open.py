@@ -145,7 +145,10 @@ def open_list(path: str, o: Options) -> Dataset:
 
 
 def _by_datasets(name: str, load: Callable[[Any], Any], remedy: str = "") -> Any:
-    """Return what ``load`` gets from the library ``datasets``. Raises DataError: it fails."""
+    """Return what ``load`` gets from the library ``datasets``.
+
+    Raises DataError: it fails; ``remedy`` ends the message.
+    """
     datasets = optional(
         "datasets",
         f"reading {name} needs the package datasets: pip install 'gpq-faiss[train]'",
@@ -170,8 +173,8 @@ def _open_by_datasets(form: str, name: str, files: list[str], mark: str, o: Opti
             split="train",
             cache_dir=str(cache_folder() / "datasets"),
         ),
-        ": the first five samples need files of all endings; give the labels of some images by "
-        "--labels, in a table with their names" * (form == "webdataset"),
+        ": give a tar whose first five samples have files of the same endings; labels of some "
+        "images go into a table with their names, --labels" * (form == "webdataset"),
     )
     return open_hf(rows, o, name, mark)
 

@@ -28,7 +28,7 @@ from ..errors import DataError, one_line
 from ..files import Closing
 from ..inputs import check_file
 from .changes import Change
-from .hdf5 import Texts
+from .hdf5 import Texts, as_texts
 from .rows import RowReader, row_blocks
 
 _EXPECTED = "the names and labels of an index (written by 'gpq index')"
@@ -101,16 +101,17 @@ class PictureRows:
 
     def __init__(self, ids: Ids, texts: Mapping[str, Texts]) -> None:
         self.are_files = "file_hash" in texts
-        self._contents = texts.get("file_hash", ids)
+        self._contents = texts.get("file_hash", as_texts([]))
         keys = (texts["name"] if self.are_files else ids).tolist()
         counts = Counter(keys)
         self._rows = {key: row for row, key in enumerate(keys) if key != "" and counts[key] == 1}
 
     def find(self, id_: int, item: Item) -> int:
-        """Return the row of an item; -1 if its name or id is gone or stands for another file."""
-        row = self._rows.get(item.name if self.are_files else id_, -1)
-        content = item.texts.get("file_hash") if self.are_files else id_
-        return row if row >= 0 and self._contents[row] == content else -1
+        """Return the row of an item; -1 if its name or id is gone, repeated or of another file."""
+        if not self.are_files:
+            return self._rows.get(id_, -1)
+        row = self._rows.get(item.name, -1)
+        return row if row >= 0 and self._contents[row] == item.texts.get("file_hash") else -1
 
 
 class ItemSource(Closing):

@@ -202,6 +202,7 @@ def test_columns_that_are_named():
     table = frame(**numbers).rename(columns={"label": "kind", "id": "row", "path": "where"})
     columns = {"labels": "kind", "ids": "row", "names": "where", "vectors": list(numbers)}
     check(open_data(table.assign(noise=1.0), **columns, keep="noise"), ids=True, names=True)
+    check(open_data(table, labels="kind", id_column="row", vectors=list(numbers)), ids=True)
     check(open_data(table.set_index("row"), labels="kind"))
     check(open_data(table, labels="kind", vectors=["x2", "x0"]), X[:, [2, 0]])
 

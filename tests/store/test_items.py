@@ -171,10 +171,4 @@ def test_files_are_found_by_name_and_content():
     texts = {"name": ["a", "b", "", "c", "c"], "file_hash": ["1", "2", "3", "4", "4"]}
     files = PictureRows(np.arange(5), {name: as_texts(texts[name]) for name in texts})
     items = [("b", "2"), ("b", "1"), ("", "3"), ("c", "4"), ("d", "5")]
-    assert [files.find(7, Item({"name": n, "file_hash": c})) for n, c in items] == [
-        1,
-        -1,
-        -1,
-        -1,
-        -1,
-    ]
+    assert [files.find(7, Item({"name": n, "file_hash": c})) for n, c in items] == [1, *4 * [-1]]
