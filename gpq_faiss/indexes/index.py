@@ -302,9 +302,14 @@ class Index(Closing):
         return index._with(tuple(segments), ChangedItems(self.items, changes))
 
     def _with(self, segments: tuple[InvertedLists, ...], items: ItemSource | None) -> Self:
-        names = "metric_type", "contained", "form"
-        options = {name: getattr(self, name) for name in names}
-        return type(self)(segments, self.codebooks, items=items, **options)
+        return type(self)(
+            segments,
+            self.codebooks,
+            metric_type=self.metric_type,
+            items=items,
+            contained=self.contained,
+            form=self.form,
+        )
 
     def remove_ids(self, ids: IdList) -> Self:
         """Return an index without the items with these ids; unknown ids are ignored."""

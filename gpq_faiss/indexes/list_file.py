@@ -163,13 +163,15 @@ def _place(block: Codes, ids: Ids, columns: Codes, members: NDArray[Any], cursor
 def _write(file: BinaryIO, arrays: Mapping[str, NDArray[Any]], blocks: tuple[int, ...]) -> None:
     """Write the header and all arrays of a safetensors file except the blocks, which are the last.
 
-    Arrays must be in descending order of the size of their numbers, so that all are aligned.
+    Arrays of larger numbers come first, so that all are aligned: Numba would compile the search
+    anew for arrays that are not.
 
     Args:
         blocks: shape of the blocks.
     """
     header, offset = {}, 0
     placeholder = np.broadcast_to(np.uint8(0), blocks)
+    arrays = dict(sorted(arrays.items(), key=lambda item: -item[1].itemsize))
     for name, array in {**arrays, "blocks": placeholder}.items():
         offsets = [offset, offset + array.size * array.itemsize]
         kind = _NAMES[array.dtype]

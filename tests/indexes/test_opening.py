@@ -110,9 +110,10 @@ def test_changes_are_applied(folder, form):
 
 @pytest.mark.parametrize("form", ["index.faiss", "index.lists"])
 @pytest.mark.parametrize("source", FORMS)
-def test_index_takes_changes_up(folder, source, form):
+@pytest.mark.parametrize("removed", [[3], IDS.tolist()])
+def test_index_takes_changes_up(folder, removed, source, form):
     path = built(folder, source)
-    change(path, {3: REMOVE, 6: add(0, "replaced"), 1000: add(1)})
+    change(path, dict.fromkeys(removed, REMOVE) | {6: add(0, "replaced"), 1000: add(1)})
     expected = contents(open_index(path))
     new = index(folder / "model", path, folder / f"new-{form}")
     number = read_changes(path, 2, open_index(path).fingerprint).number
