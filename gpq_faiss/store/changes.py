@@ -120,7 +120,7 @@ def read_changes(index: str | Path, code_size: int, fingerprint: str) -> Changes
             (result,) = db.execute("PRAGMA quick_check(1)").fetchone()
             if result != "ok":
                 raise ValueError(result)
-            identity, *codebooks = db.execute("SELECT * FROM about").fetchone()
+            identity, codebooks, size = db.execute("SELECT * FROM about").fetchone()
             rows = db.execute("SELECT id, number, code, name, labels FROM changes")
             by_id = {
                 id_: Change(
@@ -133,9 +133,9 @@ def read_changes(index: str | Path, code_size: int, fingerprint: str) -> Changes
             f"{path} cannot be read as changes of an index ({one_line(error)}): "
             "restore it from a backup, or move it away and lose its changes"
         ) from error
-    if codebooks != [fingerprint, code_size]:
+    if (codebooks, size) != (fingerprint, code_size):
         raise MismatchError(
-            f"{path} holds changes of an index with other codebooks ({codebooks[0]}, not "
+            f"{path} holds changes of an index with other codebooks ({codebooks}, not "
             f"{fingerprint}): use the index that it belongs to, or move it away"
         )
     return Changes(identity, max((change.number for change in by_id.values()), default=0), by_id)
@@ -165,7 +165,7 @@ class ChangeWriter(Closing):
 
     Attributes:
         path: path of the file.
-        changes: contents of the file when it was opened, and in ``by_id`` what was written since.
+        changes: contents of the file; :meth:`write` adds to its ``by_id`` in place.
 
     Raises:
         DataError: another process writes the changes, or the file cannot be created; or see
@@ -186,19 +186,20 @@ class ChangeWriter(Closing):
                     "--writable"
                 ) from None
             if not self.path.exists():
-                identity = secrets.token_hex(16)
                 with (
                     atomic_path(self.path) as file,
                     contextlib.closing(sqlite3.connect(file)) as db,
                 ):
                     db.executescript(
                         _TABLES.format(
-                            identity=identity, fingerprint=fingerprint, code_size=code_size
+                            identity=secrets.token_hex(16),
+                            fingerprint=fingerprint,
+                            code_size=code_size,
                         )
                     )
             changes = read_changes(index, code_size, fingerprint)
             assert changes is not None
-            self.changes, self._number = changes, changes.number
+            self.changes = changes
             self._db = stack.enter_context(contextlib.closing(_connect(self.path)))
             # EXTRA also waits until the removal of the journal is on disk: a journal that came back
             # after a crash would undo a change.
@@ -218,7 +219,7 @@ class ChangeWriter(Closing):
         Raises:
             DataError: the file was deleted or replaced, or cannot be written; no change was made.
         """
-        number = self._number + 1
+        number = self.changes.number + 1
         rows = [
             (
                 id_,
@@ -240,7 +241,7 @@ class ChangeWriter(Closing):
                 self._db.executemany("REPLACE INTO changes VALUES (?, ?, ?, ?, ?)", rows)
         except sqlite3.Error as error:
             raise DataError(f"cannot write {self.path}: {one_line(error)}") from error
-        self._number = number
+        self.changes = self.changes._replace(number=number)
         written = {id_: Change(number, *change) for id_, change in changes.items()}
         self.changes.by_id.update(written)
         return written

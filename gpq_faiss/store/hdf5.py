@@ -116,9 +116,8 @@ def read_arrays(
         DataError: the file is missing, empty, truncated or damaged.
     """
     with open_hdf5(Path(path), content) as h5:
-        arrays = {}
-        for name in h5 if names is None else h5.keys() & set(names):
-            arrays[str(name)] = np.asarray(dataset(h5, name)[()])
+        selected = h5.keys() if names is None else h5.keys() & set(names)
+        arrays = {str(name): np.asarray(dataset(h5, name)[()]) for name in selected}
         attributes = {
             name: value.item() if isinstance(value, np.generic) else value
             for name, value in h5.attrs.items()

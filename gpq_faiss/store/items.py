@@ -147,7 +147,8 @@ def as_json(value: Any) -> str | None:
 def _parse(row: Row) -> Item:
     _, name, labels, columns = row
     texts = {} if columns is None else json.loads(columns)
-    texts |= {} if name is None else {"name": name}
+    if name is not None:
+        texts["name"] = name
     return Item(texts, None if labels is None else tuple(json.loads(labels)))
 
 
@@ -249,10 +250,10 @@ class RowItems(ItemSource):
     def _block(self, start: int, stop: int) -> list[Row]:
         """Return the items of rows ``start:stop`` as an items file stores them."""
         reader = self._reader
-        missing = [None] * (stop - start)
+        missing: list[str | None] = [None] * (stop - start)
         texts = {name: column.tolist() for name, column in reader.texts(start, stop).items()}
         names = [name or None for name in texts.pop("name", missing)]
-        columns, labels = list[str | None](missing), list[str | None](missing)
+        columns = labels = missing
         if texts:
             records = zip(*texts.values(), strict=True)
             columns = [as_json(dict(zip(texts, record, strict=True))) for record in records]

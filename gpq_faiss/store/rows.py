@@ -172,7 +172,9 @@ class RowReader(Closing):
             self.labels = self._map("labels") if header.class_names else None
             if header.kind == "codes":
                 check_codes(self.values, *header.codebooks.shape[:2], name=str(path))
-            self._texts = dict(self._h5.get("texts", {}))
+            self._texts = {
+                name: dataset(self._h5, f"texts/{name}") for name in self._h5.get("texts", ())
+            }
             self.text_columns = tuple(self._texts)
             self.versions = json.loads(self._h5.attrs["versions"])
             self._stack = stack.pop_all()
@@ -295,7 +297,8 @@ class RowWriter(Closing):
             records["labels"] = labels
         with writing(self.path):
             self._file.write(records.data)
-        self.rows, self.state = self.rows + len(values), dict(state or self.state)
+        self.rows += len(values)
+        self.state = dict(state or self.state)
         if time.monotonic() - self._last_commit >= COMMIT_SECONDS:
             self.commit()
 
