@@ -101,7 +101,7 @@ def _with_items(index: Index, path: Path, crc: int | None = None) -> Index:
     if not items_path(path).exists():
         return index
     items = Items(items_path(path))
-    description = items.about
+    description = items.description
     lists = index.segments[0]
     if (description.ntotal, description.crc) != (lists.n, lists.crc() if crc is None else crc):
         _log.warning(

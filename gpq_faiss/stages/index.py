@@ -25,7 +25,7 @@ from ..indexes.opening import file_kind, open_index
 from ..inputs import check_memory
 from ..progress import stage
 from ..store.changes import changes_path
-from ..store.items import About, RowItems, items_path, write_items
+from ..store.items import IndexDescription, RowItems, items_path, write_items
 from ..store.rows import RowReader, row_blocks
 
 log = logging.getLogger(__name__)
@@ -187,7 +187,7 @@ def _write_names(out: Path, sources: Sequence[_Source], crc: int, names: bool) -
         return
     data = {source.data_fingerprint for source in named}
     changes, number = contained.pop() if len(contained) == 1 else ("", 0)
-    header = About(
+    header = IndexDescription(
         sum(source.ntotal for source in sources),
         crc,
         data.pop() if len(data) == 1 else "",

@@ -59,7 +59,7 @@ class Item:
         return self.texts.get("name") or None
 
 
-class About(NamedTuple):
+class IndexDescription(NamedTuple):
     """The index that an items file belongs to.
 
     Attributes:
@@ -152,7 +152,7 @@ def _parse(row: Row) -> Item:
     return Item(texts, None if labels is None else tuple(json.loads(labels)))
 
 
-def write_items(path: Path, rows: Iterable[Row], description: About) -> None:
+def write_items(path: Path, rows: Iterable[Row], description: IndexDescription) -> None:
     """Write an items file to a new, temporary path.
 
     Raises:
@@ -176,7 +176,7 @@ class Items(ItemSource):
     """Reader of the items file of an index, by id. Thread-safe.
 
     Attributes:
-        about: the index that the file belongs to.
+        description: the index that the file belongs to.
 
     Raises:
         DataError: the file is missing, damaged or of another format; also raised by all methods.
@@ -189,8 +189,8 @@ class Items(ItemSource):
         with self._explained():
             # SQLite itself lets one thread after the other use a connection.
             self._db = sqlite3.connect(uri, uri=True, check_same_thread=False)
-            self.about = About(*self._db.execute("SELECT * FROM about").fetchone())
-        self.data_fingerprint = self.about.data
+            self.description = IndexDescription(*self._db.execute("SELECT * FROM about").fetchone())
+        self.data_fingerprint = self.description.data
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:

@@ -20,7 +20,7 @@ from gpq_faiss.indexes.index import Index
 from gpq_faiss.indexes.opening import open_index
 from gpq_faiss.serve.live import LiveIndex
 from gpq_faiss.store.changes import changes_path
-from gpq_faiss.store.items import About, items_path, write_items
+from gpq_faiss.store.items import IndexDescription, items_path, write_items
 
 M, K, D = 4, 16, 5
 Z = np.random.default_rng(0).standard_normal((M, K, D)).astype(np.float32)
@@ -40,7 +40,11 @@ def publish(path, items, contained=("", 0)):
         for id_, (_, name, labels) in items.items()
     ]
     items_path(path).unlink(missing_ok=True)
-    write_items(items_path(path), rows, About(len(items), index.segments[0].crc(), "", *contained))
+    write_items(
+        items_path(path),
+        rows,
+        IndexDescription(len(items), index.segments[0].crc(), "", *contained),
+    )
     write_index(index.to_faiss(), path)
 
 

@@ -15,8 +15,8 @@ from gpq_faiss.errors import DataError
 from gpq_faiss.store.changes import Change
 from gpq_faiss.store.hdf5 import as_texts
 from gpq_faiss.store.items import (
-    About,
     ChangedItems,
+    IndexDescription,
     Item,
     Items,
     PictureRows,
@@ -36,7 +36,7 @@ ITEMS = st.dictionaries(
     min_size=1,
     max_size=12,
 )
-ABOUT = About(3, 4, "data", "identity", 7)
+DESCRIPTION = IndexDescription(3, 4, "data", "identity", 7)
 
 
 def item(name, title, labels):
@@ -55,7 +55,7 @@ def stored(items):
     """Write items to SQLite, and open the file."""
     with tempfile.TemporaryDirectory() as folder:
         path = items_path(Path(folder, "index.faiss"))
-        write_items(path, (row(number, value) for number, value in items.items()), ABOUT)
+        write_items(path, (row(number, value) for number, value in items.items()), DESCRIPTION)
         with Items(path) as source:
             yield source
 
@@ -65,7 +65,7 @@ def check(source, items):
     ids = [*items, -1, 99, *items]
     assert [source.item(number) for number in ids] == [items.get(number) for number in ids]
     with tempfile.TemporaryDirectory() as folder:
-        write_items(Path(folder, "copy"), source.rows(), ABOUT)
+        write_items(Path(folder, "copy"), source.rows(), DESCRIPTION)
         with Items(Path(folder, "copy")) as copy:
             assert {number: copy.item(number) for number in items} == items
             assert len(list(copy.rows())) == len(items)
@@ -75,7 +75,7 @@ def check(source, items):
 def test_items_in_sqlite(values):
     items = {number: item(*value) for number, value in values.items()}
     with stored(items) as source:
-        assert source.about == ABOUT
+        assert source.description == DESCRIPTION
         assert [number for number, *_ in source.rows()] == sorted(items)
         check(source, items)
 
@@ -135,7 +135,7 @@ def test_other_programs_query_the_items(tmp_path):
     path = items_path(tmp_path / "index.faiss")
     assert path.name == "index.faiss.items.sqlite"
     rows = [(7, "pets/red cat.jpg", '["a","b"]', '{"url":"u"}'), (9, "dog.jpg", None, None)]
-    write_items(path, rows, ABOUT)
+    write_items(path, rows, DESCRIPTION)
     with contextlib.closing(sqlite3.connect(path)) as db:
         assert db.execute("SELECT * FROM items WHERE name LIKE '%cat%'").fetchall() == rows[:1]
         assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
@@ -157,7 +157,7 @@ def test_other_programs_query_the_items(tmp_path):
 )
 def test_damaged_file_is_one_line(tmp_path, damage):
     path = tmp_path / "items"
-    write_items(path, [(5, "a", '["b"]', "{}")], ABOUT)
+    write_items(path, [(5, "a", '["b"]', "{}")], DESCRIPTION)
     if isinstance(damage, str):
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
             db.executescript(damage)
