@@ -17,6 +17,7 @@ Ids = NDArray[np.int64]
 CODEWORDS = (4, 8, 16, 32, 64, 128, 256)
 """Numbers of codewords that a codebook may have: 2 to 8 bits."""
 NORM_TOLERANCE = 1e-4
+"""Largest deviation of a codeword's norm from 1."""
 MAX_CODEBOOKS = 256
 """Maximum number of codebooks of FastScan, which sums 8-bit entries in 16 bits."""
 
@@ -55,7 +56,7 @@ def check_codebooks(Z: ArrayLike, *, name: str = "codebooks", unit: bool = True)
 
     Args:
         name: how errors name the codebooks.
-        unit: require unit norms; otherwise codewords must only be finite.
+        unit: require unit norms; if false, codewords need only be finite.
 
     Raises:
         DataError: the type or the shape is wrong, K is not a power of two from 4 to 256, a value is
@@ -70,12 +71,13 @@ def check_codebooks(Z: ArrayLike, *, name: str = "codebooks", unit: bool = True)
         )
     norms = np.sqrt(np.square(array, dtype=np.float64).sum(axis=-1))
     worst = np.unravel_index(np.abs(norms - 1.0).argmax(), norms.shape)
-    tolerance = NORM_TOLERANCE if unit else np.finfo(np.float32).max
-    if not abs(norms[worst] - 1.0) <= tolerance:  # NaN, too
-        problem = "not 1" if unit else "which is not finite"
+    codeword = f"{name}: codeword {worst[1]} of codebook {worst[0]}"
+    if not math.isfinite(norms[worst]):
+        raise DataError(f"{codeword} contains NaN or infinity")
+    if unit and abs(norms[worst] - 1.0) > NORM_TOLERANCE:
         raise DataError(
-            f"{name}: codeword {worst[1]} of codebook {worst[0]} has norm {norms[worst]:.6g}, "
-            f"{problem}: pass the normalised codewords (z') that training writes"
+            f"{codeword} has norm {norms[worst]:.6g}, not 1: pass the normalised codewords (z') "
+            "that training writes"
         )
     return np.ascontiguousarray(array)
 
@@ -125,7 +127,7 @@ def named_rows(rows: NDArray[Any]) -> str:
     """Return rows as errors name them: ``row 3`` or ``rows 1, 2, 3, 4, 5 and 7 more``."""
     numbers = ", ".join(str(row) for row in rows[:5])
     omitted = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
-    return f"row{'s' * (len(rows) > 1)} {numbers}{omitted}"
+    return f"{'row' if len(rows) == 1 else 'rows'} {numbers}{omitted}"
 
 
 def check_unique(ids: Ids, name: str) -> None:

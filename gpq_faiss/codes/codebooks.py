@@ -19,9 +19,11 @@ from .checks import Floats, check_codebooks
 
 
 def product_index(centroids: Floats) -> Any:
-    """Return an empty, trained IndexPQ with centroids of any norm.
+    """Return an empty, trained IndexPQ (inner product) with these centroids, of any norm.
 
-    (Those of byte-fused codebooks have norm sqrt 2.)
+    Args:
+        centroids: float32 [M, K, d]. Those of byte-fused codebooks have norm √2, so they are not
+            checked here.
     """
     M, K, d = centroids.shape
     index = faiss.IndexPQ(M * d, M, bits_per_code(K), faiss.METRIC_INNER_PRODUCT)
@@ -88,7 +90,7 @@ def unfuse(fused: ArrayLike) -> Floats:
     half = array.shape[2] // 2
     halves = array[:, :16, :half], array[:, ::16, half : 2 * half]
     Z = np.stack(halves, axis=1).reshape(-1, 16, half)
-    if not Z[-1].any():
+    if not Z[-1].any():  # the zeros that complete an odd number of codebooks
         Z = Z[:-1]
     Z = check_codebooks(Z, name="byte-fused codebooks")
     if not np.array_equal(fuse(Z), array):
@@ -98,5 +100,4 @@ def unfuse(fused: ArrayLike) -> Floats:
 
 def pad_vectors(x: Floats, width: int) -> Floats:
     """Return ``x`` [n, D] with zeros appended up to ``width`` columns."""
-    missing = width - x.shape[1]
-    return x if missing == 0 else np.pad(x, ((0, 0), (0, missing)))
+    return np.pad(x, ((0, 0), (0, width - x.shape[1])))

@@ -16,8 +16,8 @@ from .checks import Codes, Floats, as_array, check_codebooks, check_vectors, nam
 from .codebooks import product_index
 
 ENCODE_BLOCK = 8192
-_ORDINARY = 1e4
-"""Sub-vectors are encoded without scaling if their squared norm is between 1e-4 and this."""
+"""Number of vectors that are encoded at a time."""
+_UNSCALED = 1e-4, 1e4  # range of the squared norms of sub-vectors that are encoded as they are
 _ITEM_TOLERANCE = 1e-3  # per coordinate; a network's codewords are exact to about 1e-7
 
 
@@ -65,11 +65,11 @@ def encode(
         )
         sub_vectors = rows.reshape(-1, M, d)
         squares = np.einsum("nmd,nmd->nm", sub_vectors, sub_vectors)
-        extreme = ~((squares >= 1 / _ORDINARY) & (squares < _ORDINARY))
+        extreme = (squares < _UNSCALED[0]) | (squares >= _UNSCALED[1])
         if extreme.any():
-            directed = (sub_vectors != 0).any(axis=2).all(axis=1)
-            if not directed.all():
-                names = named_rows(first_row + start + np.flatnonzero(~directed))
+            has_zeros = (sub_vectors == 0).all(axis=2).any(axis=1)
+            if has_zeros.any():
+                names = named_rows(first_row + start + np.flatnonzero(has_zeros))
                 raise DataError(
                     f"{name}: a sub-vector of zeros has no direction, in {names}: "
                     "leave these items out"
@@ -100,7 +100,7 @@ def decode(codes: ArrayLike, Z: ArrayLike, *, unit: bool = True) -> Floats:
 
 
 def check_items(x: Floats, codes: Codes, Z: Floats, *, name: str, first_row: int = 0) -> None:
-    """Check that vectors equal the reconstruction of their codes.
+    """Check that vectors equal their decoded codes.
 
     This holds for the item vectors of a model whose items consist of codewords.
 
