@@ -6,11 +6,11 @@ kind          Faiss index
 ``flat``      ``IndexPQ`` with the codebooks of the model
 ``fused``     ``IndexPQ`` of 8 bits with byte-fused codebooks: equal bytes, four times as fast
 ``fastscan``  ``IndexPQFastScan``: fast, but approximate: its 8-bit tables share one scale
-``ivf``       ``IndexIVFPQ``, not by residual: a code's first codeword names its inverted list
+``ivf``       ``IndexIVFPQ``, not by residual: the first codeword of a code selects its list
 ============  ===============================================================================
 
-All but ``ivf``, which stores ids itself, are in an ``IndexIDMap2``, unless an item's id is its
-position.
+An ``IndexIVFPQ`` stores the ids itself. The others are in an ``IndexIDMap2``, unless the ids are
+the positions of the items.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def to_faiss(codes: Codes, ids: Ids | None, Z: Floats, kind: Kind = "flat") -> A
 
 
 def _to_ivf(codes: Codes, ids: Ids, Z: Floats) -> Any:
-    """Return an ``IndexIVFPQ`` with a list for each first codeword, an eighth of them visited."""
+    """Return an ``IndexIVFPQ`` with a list for each first codeword, of which two are visited."""
     M, K, d = (int(size) for size in Z.shape)
     centroids = np.zeros((K, M * d), np.float32)
     centroids[:, :d] = Z[0]
@@ -90,12 +90,13 @@ def _to_ivf(codes: Codes, ids: Ids, Z: Floats) -> Any:
     faiss.copy_array_to_vector(np.ascontiguousarray(Z).ravel(), ivf.pq.centroids)
     ivf.is_trained = True
     for number in range(K):
-        rows = np.flatnonzero(codes[:, 0] & 15 == number)  # the lower half is the first codeword
+        rows = np.flatnonzero(codes[:, 0] & 15 == number)  # the first codeword: the lower half
         list_ids, list_codes = np.ascontiguousarray(ids[rows]), codes[rows]
         ivf.invlists.add_entries(
             number, len(rows), faiss.swig_ptr(list_ids), faiss.swig_ptr(list_codes)
         )
-    ivf.ntotal, ivf.nprobe = len(codes), K // 8
+    ivf.ntotal = len(codes)
+    ivf.nprobe = K // 8
     return ivf
 
 

@@ -18,6 +18,19 @@ from ..store.rows import codebooks_fingerprint
 
 FORMAT_VERSION = 2
 """Format version of model folders."""
+_CONFIG_TYPES: dict[str, type] = {
+    "format_version": object,
+    "method": object,
+    "config": dict,
+    "input": dict,
+    "data": dict,
+    "split": dict,
+    "class_names": object,
+    "run_identity": object,
+    "model_fingerprint": str,
+    "codebooks_fingerprint": str,
+}
+"""Keys that ``config.json`` must have, and the types of their values."""
 
 _log = logging.getLogger(__name__)
 
@@ -87,11 +100,9 @@ def read_description(folder: str | Path) -> dict[str, Any]:
             "pass the --out of 'gpq train'"
         )
     document: dict[str, Any] = read_json(path, "a model's settings (gpq train writes it)")
-    keys: dict[str, type] = dict.fromkeys(("config", "input", "data", "split"), dict)
-    keys |= dict.fromkeys(("format_version", "class_names", "method", "run_identity"), object)
-    keys |= dict.fromkeys(("model_fingerprint", "codebooks_fingerprint"), str)
-    is_valid = isinstance(document, dict) and keys.keys() <= document.keys()
-    if not is_valid or not all(isinstance(document[key], kind) for key, kind in keys.items()):
+    if not isinstance(document, dict) or not all(
+        key in document and isinstance(document[key], kind) for key, kind in _CONFIG_TYPES.items()
+    ):
         raise DataError(f"{path} does not describe a model: it is damaged or foreign")
     if document["format_version"] != FORMAT_VERSION:
         raise DataError(
