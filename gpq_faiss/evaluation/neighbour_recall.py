@@ -1,5 +1,4 @@
-"""Neighbour recall: whether a ranking finds the nearest items of a query, or only items of its
-class.
+"""Neighbour recall: does a ranking find the nearest items of a query, or just items of its class?
 
 Class mAP alone rewards codes that keep only the class: a code of the predicted class number has a
 high mAP and gives all queries of a class the same results (Sablayrolles, Douze, Usunier, Jégou,
@@ -27,8 +26,8 @@ MAX_QUERIES = 400
 NEAREST = 10
 """Number of nearest items of each query."""
 
-_RESOLUTION = 1 << 30  # of cosines between 0 and 1
-_LOW = np.int64((1 << 32) - 1)
+_RESOLUTION = 1 << 30  # number of steps of a cosine between 0 and 1
+_LOW = np.int64((1 << 32) - 1)  # the lower 32 bits
 _MISSING = np.iinfo(np.int64).min  # less than the key of cosine -1
 
 
@@ -68,7 +67,9 @@ def nearest(
     Returns:
         Database rows, int64 [q, n], padded with -1.
     """
-    unit_queries, best, start = _unit(xq), np.full((len(xq), n), _MISSING), 0
+    unit_queries = _unit(xq)
+    best = np.full((len(xq), n), _MISSING)
+    start = 0
     for x in blocks:
         # The cosine is in the high bits and the row in the low bits, so that larger keys are nearer
         # items, or earlier ones among equals.
@@ -99,14 +100,15 @@ def neighbour_recall(
         k: number of results.
 
     Raises:
-        DataError: scores that are not finite, or neighbours in another database.
+        DataError: scores that are not finite, or neighbours of other queries or of another
+            database.
         UsageError: codes of another width than the tables.
     """
     queries = spaced_queries(n_queries)
     if not n_queries or len(neighbours) != len(queries) or neighbours.max(initial=-1) >= len(codes):
         raise DataError(
-            f"neighbours of {len(neighbours):,} queries do not fit {n_queries:,} queries and "
-            f"{len(codes):,} codes"
+            f"the rows of {len(neighbours):,} queries' neighbours do not fit {len(codes):,} codes "
+            f"and {len(queries):,} of {n_queries:,} queries"
         )
     selected = (lambda q, c: scorer(queries[q], c)) if callable(scorer) else scorer[queries]
     # Each query has a label that only its neighbours share, so that the figure is a recall.

@@ -40,8 +40,8 @@ from .ties import (
     harmonic_numbers,
 )
 
-_TASK = 128  # queries per task of a thread
-_SCORES = 1 << 22  # maximum number of scores per block
+_TASK = 128  # number of queries per task of a thread
+_SCORES = 1 << 22  # maximum number of scores that a task computes at a time
 DEFAULT = Convention()
 """mAP of the full ranking, expected value over random order within ties."""
 
@@ -75,20 +75,29 @@ class RankingResult(Shown):
     convention: str
 
     def rows(self, ks: Sequence[int] | None = None) -> list[dict[str, Any]]:
-        """Return one row, for a table; ``ks`` of precision and recall (default: all)."""
-        shown = [k for k in (self.precision if ks is None else ks) if k in self.precision]
-        precision = {f"P@{k}": self.precision[k] for k in shown}
-        return [{"mAP": self.map, **precision, **{f"R@{k}": self.recall[k] for k in shown}}]
+        """Return one row for a table: mAP, then precision and recall.
+
+        Args:
+            ks: numbers of ranks to include, if they were measured (default: all).
+        """
+        measured = [k for k in (self.precision if ks is None else ks) if k in self.precision]
+        precision = {f"P@{k}": self.precision[k] for k in measured}
+        recall = {f"R@{k}": self.recall[k] for k in measured}
+        return [{"mAP": self.map, **precision, **recall}]
 
     def about(self) -> list[str]:
         """Return lines with the size and the convention of the ranking."""
-        size = (
+        lines = [
             f"{self.n_queries:,} queries, {self.n_database:,} items in the database "
-            f"({self.n_distinct:,} distinct codes)"
-        )
-        missing = f"{self.queries_without_relevant:,} of {self.n_queries:,} queries"
-        notes = [f"{missing} have no relevant item and count 0"]
-        return [size, self.convention, *(notes if self.queries_without_relevant else [])]
+            f"({self.n_distinct:,} distinct codes)",
+            self.convention,
+        ]
+        if self.queries_without_relevant:
+            lines.append(
+                f"{self.queries_without_relevant:,} of {self.n_queries:,} queries have no relevant "
+                "item and count 0"
+            )
+        return lines
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything except the values of single queries, for JSON."""
@@ -103,8 +112,7 @@ class RankingResult(Shown):
 
 def usable_cores() -> int:
     """Return the number of cores that this process may use."""
-    is_linux = hasattr(os, "sched_getaffinity")
-    return len(os.sched_getaffinity(0)) if is_linux else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def rank_codes(
@@ -129,12 +137,13 @@ def rank_codes(
             exactly (float32 sums are 32 times coarser).
         codes: uint8 [N, W]. With tables, W = M codeword numbers below K; with a function, its
             input.
-        query_labels, database_labels: class numbers or 0/1 rows, see
-            :func:`gpq_faiss.evaluation.scorers.label_rows`; unlabelled items are not relevant.
+        query_labels, database_labels: class numbers, -1 for unlabelled; or multi-hot rows, bool
+            [., C] or packed by ``np.packbits``, as uint8 rows are understood to be. Unlabelled
+            items are not relevant.
         convention: order of ties, k and denominator of average precision. Ids are row numbers.
-        ks: number of ranks of precision and recall. With any, the precision-recall curve is
-            measured too; without, average precision alone, which is faster.
-        exclude: int64 [Q], a database row to leave out for each query, or -1.
+        ks: numbers of ranks of precision and recall. If there are any, the precision-recall curve
+            is measured, too; else only average precision, which is faster.
+        exclude: int64 [Q], the database row to leave out for each query, or -1.
         threads: number of threads, which does not change the result of score tables.
 
     Raises:
@@ -224,7 +233,8 @@ def rank_scores(
 class _Database:
     """A database that is grouped by code and label set, to be ranked for queries.
 
-    It is ranked as *entries*: distinct codes with their counts, or with ties by id single items.
+    What is sorted are *entries*: the distinct codes, each with its number of items; or the single
+    items, if ties are in the order of ids.
     """
 
     def __init__(
@@ -246,14 +256,14 @@ class _Database:
         self.n_queries = len(np.atleast_1d(query_labels)) if callable(scorer) else len(scorer)
         queries = label_rows(query_labels, "query labels", self.n_queries)
         labels = label_rows(database_labels, "database labels", self.n)
-        rows = np.full(self.n_queries, -1) if exclude is None else np.asarray(exclude)
-        fits = rows.shape == (self.n_queries,) and rows.dtype.kind in "iu"
-        if not fits or not ((rows >= -1) & (rows < self.n)).all():
+        excluded = np.full(self.n_queries, -1) if exclude is None else np.asarray(exclude)
+        fits = excluded.shape == (self.n_queries,) and excluded.dtype.kind in "iu"
+        if not fits or not ((excluded >= -1) & (excluded < self.n)).all():
             raise DataError(
                 f"exclude must be {self.n_queries:,} integers: a row of the database of {self.n:,} "
                 "items for each query, or -1"
             )
-        self._excluded = rows
+        self._excluded = excluded
         self._ties = get_args(Ties).index(convention.ties)
         self._denominator = get_args(Denominator).index(convention.denominator)
         self._k = convention.k or self.n

@@ -56,8 +56,8 @@ def label_rows(labels: ArrayLike, name: str, length: int) -> Bytes:
     Items are relevant to each other if their rows have a common bit; a row of zeros is unlabelled.
 
     Args:
-        labels: packed multi-hot, uint8 [N, ceil(C / 8)] in the order of ``np.packbits``; bool
-            multi-hot [N, C]; or class numbers [N] with -1 for unlabelled.
+        labels: packed multi-hot rows, uint8 [N, ceil(C / 8)] in the order of ``np.packbits``;
+            multi-hot rows, bool [N, C]; or class numbers, integers [N], -1 for unlabelled.
         name: name of the labels in errors.
         length: required number of rows.
 
@@ -122,10 +122,10 @@ def integer_scores(
     exponents = 29 - np.frexp(largest)[1].astype(np.int64)  # of each query's unit of score
     # A look-up in a table of up to 64^2 entries costs as much as one of 64, so pairs of codebooks
     # are joined; an odd number of them gets a codebook of zeros.
-    odd, joined = M % 2, K <= 64
+    joined = K <= 64
     rows: NDArray[Any] = codes
     if joined:
-        rows = np.pad(codes, ((0, 0), (0, odd))).astype(np.uint32)
+        rows = np.pad(codes, ((0, 0), (0, M % 2))).astype(np.uint32)
         rows = rows[:, ::2] * K + rows[:, 1::2]
 
     def scores(queries: Ints) -> NDArray[np.int32]:
@@ -134,7 +134,7 @@ def integer_scores(
         wide = tables[queries].astype(np.float64)
         entries = -np.rint(np.ldexp(wide, exponents[queries, None, None])).astype(np.int32)
         if joined:
-            entries = np.pad(entries, ((0, 0), (0, odd), (0, 0)))
+            entries = np.pad(entries, ((0, 0), (0, M % 2), (0, 0)))
             pairs = entries[:, ::2, :, None] + entries[:, 1::2, None]
             entries = pairs.reshape(len(queries), rows.shape[1], K * K)
         # Queries are the last axis: an item looks up the entries of all of them at once.
@@ -145,7 +145,11 @@ def integer_scores(
 
 
 def _function_scores(function: ScoreFunction, queries: Ints, codes: Bytes) -> NDArray[np.int32]:
-    """Return the scores of a function, of float32 or a type that fits float32 exactly, as keys."""
+    """Return the scores of a function as integers in the reverse order, int32 [q, U].
+
+    Raises:
+        DataError: scores of another shape, not finite, or not exactly float32 numbers.
+    """
     scores = np.asarray(function(queries, codes))
     if scores.shape != (len(queries), len(codes)):
         raise DataError(

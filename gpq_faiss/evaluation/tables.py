@@ -54,9 +54,10 @@ class Shown:
     def _show(self, form: Format) -> tuple[str, list[str]]:
         """Return the first rows as a table, and the lines below it."""
         rows = self.rows()
-        note = [f"... and more: the first {_MAX_ROWS} rows are shown"] * (len(rows) > _MAX_ROWS)
         table = render(rows[:_MAX_ROWS], form, digits=4) if rows else "nothing found"
-        return table, [*note, *self.about()]
+        if len(rows) <= _MAX_ROWS:
+            return table, self.about()
+        return table, [f"... and more: the first {_MAX_ROWS} rows are shown", *self.about()]
 
     def __str__(self) -> str:
         table, lines = self._show("text")
@@ -142,15 +143,21 @@ def render(rows: Sequence[Row], form: Format = "text", *, digits: int = 3) -> st
         )
     names = list(dict.fromkeys(name for row in rows for name in row))
     if form == "json":
-        objects = [{name: row.get(name) for name in names} for row in rows]
-        plain = to_jsonable_python(objects, inf_nan_mode="null", fallback=_plain)
+        plain = to_jsonable_python(
+            [{name: row.get(name) for name in names} for row in rows],
+            inf_nan_mode="null",
+            fallback=lambda value: (
+                value.tolist() if isinstance(value, np.ndarray | np.generic) else str(value)
+            ),
+        )
         return json.dumps(plain, indent=2, ensure_ascii=False) + "\n"
     if form == "csv":
         flat = [dict(cell for name in names for cell in _flat(name, row.get(name))) for row in rows]
         columns = list(dict.fromkeys(name for row in flat for name in row))
         stream = io.StringIO()
         writer = csv.DictWriter(stream, columns, lineterminator="\n")
-        writer.writerows([{name: name for name in columns}, *flat])
+        writer.writeheader()
+        writer.writerows(flat)
         return stream.getvalue()
     head, cells = names, [[_cell(row.get(name), digits) for name in names] for row in rows]
     if form == "markdown":
@@ -182,8 +189,3 @@ def _flat(name: str, value: Any) -> list[tuple[str, Any]]:
     if not isinstance(value, Spread):
         return [(name, value)]
     return [(name, value.mean), (f"{name}_deviation", value.deviation), (f"{name}_n", value.n)]
-
-
-def _plain(value: Any) -> Any:
-    """Return numpy values as Python values, and all others as text, for JSON."""
-    return value.tolist() if isinstance(value, np.ndarray | np.generic) else str(value)
