@@ -104,7 +104,7 @@ def placed(device: str) -> Iterator[str]:
         return
     with (
         mock.patch("gpq_faiss.gpu.kernel.compiled", compiled),
-        mock.patch("gpq_faiss.gpu.index._searches_itself", return_value=True),
+        mock.patch("gpq_faiss.gpu.index._is_gpu", return_value=True),
     ):
         yield "cpu"
 

@@ -24,7 +24,8 @@ from ..indexes.opening import open_index
 CODE_SIZES = (1, 2, 3, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48)
 """Bytes per code supported by Faiss' GPU kernels with float32 tables (48 KiB of shared memory)."""
 LISTS = 256
-_LIST_ROWS = 1024  # minimum length of a list per thread block
+"""Maximum number of lists."""
+_LIST_ROWS = 1024  # minimum average length of a list, if there are several
 
 
 def zero_lists(codes: Codes, Z: Floats, ids: Ids) -> Any:
@@ -48,30 +49,28 @@ def zero_lists(codes: Codes, Z: Floats, ids: Ids) -> Any:
             "or 256; use to_gpu, or the CPU"
         )
     fused = fuse(Z) if K == 16 else Z
-    size, _, width = (int(n) for n in fused.shape)
+    size, _, width = (int(length) for length in fused.shape)
     if size > CODE_SIZES[-1]:
         raise UsageError(
             f"codes of {size} bytes: Faiss on a GPU supports at most {CODE_SIZES[-1]}; use "
             "to_gpu, or the CPU"
         )
     lists = max(1, min(LISTS, n // _LIST_ROWS))
-    padded = next(s for s in CODE_SIZES if s >= size)
+    padded = min(supported for supported in CODE_SIZES if supported >= size)
     books = np.zeros((padded, 256, width), np.float32)
     books[:size] = fused
-    form = f"IVF{lists},PQ{padded}x8"
-    ivf: Any = faiss.index_factory(padded * width, form, faiss.METRIC_INNER_PRODUCT)
+    ivf: Any = faiss.index_factory(
+        padded * width, f"IVF{lists},PQ{padded}x8", faiss.METRIC_INNER_PRODUCT
+    )
     ivf.quantizer.add(np.zeros((lists, padded * width), np.float32))
     faiss.copy_array_to_vector(books.ravel(), ivf.pq.centroids)
     ivf.is_trained = True
     for list_number in range(lists):
-        list_codes, list_ids = (
-            codes[list_number::lists],
-            np.ascontiguousarray(ids[list_number::lists]),
-        )
-        padded_codes = np.zeros((len(list_codes), padded), np.uint8)
-        padded_codes[:, :size] = list_codes
+        list_ids = np.ascontiguousarray(ids[list_number::lists])
+        list_codes = np.zeros((len(list_ids), padded), np.uint8)
+        list_codes[:, :size] = codes[list_number::lists]
         ivf.invlists.add_entries(
-            list_number, len(list_codes), faiss.swig_ptr(list_ids), faiss.swig_ptr(padded_codes)
+            list_number, len(list_ids), faiss.swig_ptr(list_ids), faiss.swig_ptr(list_codes)
         )
     ivf.ntotal = n
     ivf.nprobe = lists
@@ -104,14 +103,14 @@ def to_faiss_gpu(source: Any, device: int = 0) -> Any:
     config.useFloat16LookupTables = False
     config.usePrecomputedTables = False
     config.use_cuvs = False
-    # Tables by matrix products: the alternative kernel (``pqCodeDistances`` of 1.15) has a race for
-    # inner products: it loads the next query into shared memory while threads may still read the
-    # last.
+    # Compute look-up tables by matrix products. The other kernel (``pqCodeDistances`` of 1.15) has
+    # a race for inner products: it loads the next query into shared memory while threads may still
+    # read the last one.
     config.useMMCodeDistance = True
     try:
-        gpu_index: Any = faiss.GpuIndexIVFPQ(resources, ivf, config)  # which shares its resources
+        gpu_index: Any = faiss.GpuIndexIVFPQ(resources, ivf, config)  # keeps the resources alive
     except RuntimeError as error:
-        # Its last line, without files, lines and conditions.
+        # The last line of Faiss' message says why; those before it name files and conditions.
         reason = (str(error).strip().splitlines() or ["no reason given"])[-1]
         raise DeviceError(f"Faiss cannot copy the index to GPU {device}: {reason}") from None
     gpu_index.nprobe = ivf.nprobe

@@ -42,12 +42,12 @@ from .tensors import MAX_ROWS, split_keys, tensor_of, threshold_of, vectors_on
 
 MEMORY = 1 << 30
 """Default bytes of working memory of a search."""
-_RESULT = 80  # bytes of a result: key, sort, score, id
-_BLOCK = 1 << 16  # maximum queries at a time
-_DIVIDED = 8192  # lists of more items are divided
-_GRID = 1024  # blocks that fill a GPU; fewer queries have several blocks each
-_PARTS = 64  # maximum blocks for a query
-_SAMPLE = 1 << 16  # items whose scores give the threshold for more than kernel.MOST results
+_RESULT = 80  # bytes of working memory per result: key, sort, score, id
+_BLOCK = 1 << 16  # maximum number of queries at a time
+_DIVIDED = 8192  # lists of more items than this are divided
+_GRID = 1024  # number of blocks that fill a GPU; fewer queries have several blocks each
+_PARTS = 64  # maximum number of blocks for a query
+_SAMPLE = 1 << 16  # number of items whose scores give a threshold for more than kernel.MOST results
 
 
 def to_gpu(source: Any, device: str | int = 0, *, memory: int = MEMORY) -> DeviceIndex:
@@ -64,9 +64,9 @@ def to_gpu(source: Any, device: str | int = 0, *, memory: int = MEMORY) -> Devic
             filter needs more: a copy of the items that pass, and about 10 bytes for each item.
 
     Raises:
-        DeviceError: no such GPU (there is no silent fall-back).
-        DataError: the index is empty or invalid.
-        UsageError: an option out of range.
+        DeviceError: there is no such GPU (the CPU does not take its place silently).
+        DataError: the index is empty or invalid, or has more than 2^31 - 1 items.
+        UsageError: an option is out of range, or the metric is L2.
     """
     torch_device = resolve_device(f"cuda:{device}" if isinstance(device, int) else device)
     index = source if isinstance(source, Index) else open_index(source)
@@ -79,7 +79,8 @@ class DeviceIndex(Closing):
     Search is thread-safe. The memory is freed with the object.
 
     Raises:
-        DataError, UsageError: more than 2^31 - 1 items, or ``memory`` below 1.
+        DataError: there are more than 2^31 - 1 items.
+        UsageError: ``memory`` is below 1, or the metric of the index is L2.
     """
 
     def __init__(self, index: Index, device: torch.device, memory: int = MEMORY) -> None:
@@ -97,7 +98,7 @@ class DeviceIndex(Closing):
                 f"{n:,} codes: an index on a device has at most {MAX_ROWS:,}; use several for more"
             )
         self.memory = memory
-        self._host = None if _searches_itself(device) else index
+        self._host = None if _is_gpu(device) else index
         if self._host is None:
             codes, self._item_ids = index.items_by_id()
             self._ids = None
@@ -113,8 +114,8 @@ class DeviceIndex(Closing):
         """Divide the items with these row numbers into lists of lists.
 
         Args:
-            columns: sorted columns of their codes, uint8 [T, n].
-            members: row numbers, int32 [n].
+            columns: columns of their codes, uint8 [T, n], sorted by the first ones.
+            members: row numbers, int32 [n], ascending where these columns are equal.
         """
         n = len(members)
         # Rows of a multiple of four bytes: the kernel reads four at once.
@@ -169,8 +170,8 @@ class DeviceIndex(Closing):
             threads: ignored on a GPU.
 
         Raises:
-            UsageError, DataError: as that method; also ``k`` too large for the working memory, or a
-                tensor on another device.
+            UsageError, DataError: those of that method; also if ``k`` is too large for the working
+                memory, or a tensor is on another device.
         """
         check_search(k, self.ntotal, threads)
         queries = vectors_on(xq, self.width, self.device)
@@ -249,6 +250,7 @@ class DeviceIndex(Closing):
         return self._subset(mask[self._members].nonzero()[:, 0])
 
     def _subset(self, positions: Tensor) -> DeviceIndex:
+        """Return an index of the items at these positions, int64, ascending."""
         subset = copy.copy(self)
         subset._arrange(self._columns[:, positions], self._members[positions])
         return subset
@@ -261,11 +263,11 @@ class DeviceIndex(Closing):
             yield slice(start, min(queries, start + step))
 
     def _best(self, queries: Tensor, block: slice, k: int) -> Tensor:
-        """Return the ``k`` best keys of each query of a block, int64 [q, k], from best to worst."""
+        """Return the ``k`` best keys of each query of a block, int64 [q, k], best first."""
         q, n = block.stop - block.start, len(self._members)
         if 0 < k <= kernel.MOST:
             return self._launch(queries, block, k)
-        self._launch(queries, block, 1)  # names the rows of bad queries
+        self._launch(queries, block, 1)  # raises the error of queries that are not finite
         if not k:
             return torch.empty((q, 0), dtype=torch.int64, device=self.device)
         best = torch.empty((q, k), dtype=torch.int64, device=self.device)
@@ -282,9 +284,8 @@ class DeviceIndex(Closing):
                 thresholds = sample._best(remaining_queries, all_rows, rank)[:, -1] - 1
             counts = self._launch(remaining_queries, all_rows, 0, thresholds).sum(dim=1)
             enough = counts >= k
-            assert rank <= len(sample._members) or bool(
-                enough.all()
-            )  # all items have been asked for
+            # Beyond the last rank of the sample, all items are above the threshold.
+            assert rank <= len(sample._members) or bool(enough.all())
             # Fetch the results of as many queries as fit into the memory together, at least one.
             together = (counts.cumsum(0) - counts) // max(1, self.memory // _RESULT)
             start = 0
@@ -371,11 +372,13 @@ class DeviceIndex(Closing):
         return output[:, 0] if parts == 1 else output.reshape(q, parts * k).topk(k).values
 
     def _read(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the scores and the ids of keys."""
         scores, positions = split_keys(keys)
         return scores, positions if self._ids is None else self._ids[positions]
 
 
-def _searches_itself(device: torch.device) -> bool:
+def _is_gpu(device: torch.device) -> bool:
+    """Return whether the kernel searches; on the CPU the index itself does."""
     return device.type != "cpu"
 
 

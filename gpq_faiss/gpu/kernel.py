@@ -23,12 +23,12 @@ import torch
 from ..errors import DeviceError
 
 MOST = 1024
-"""The largest k of a block."""
+"""Maximum number of keys that a block keeps, the largest k."""
 LEVELS = 6
-"""Most columns by which lists are named."""
-# Bytes of look-up tables that a block keeps by itself; larger ones are in the device's memory.
+"""Maximum number of columns by which lists are named."""
+# Bytes of look-up tables that fit in a block's shared memory; larger ones are in global memory.
 _SHARED = 1 << 14
-_THREADS = 256  # four keys each fit beside MOST
+_THREADS = 256  # each of them may add four keys to `best` beyond MOST, for which there is room
 
 SOURCE = r"""
 typedef long long Key;
@@ -40,13 +40,15 @@ typedef unsigned char Byte;
 #define LOWEST (-0x7fffffffffffffffLL - 1)
 #define INNER (1LL << 40)
 
-__device__ static Key key_of(float score)  // of the first row; subtract others
+// The key of an item in row 0. The key of one in another row is smaller by the row number.
+__device__ static Key key_of(float score)
 {
     const int bits = __float_as_int(score + 0.0f);  // + 0.0 turns -0.0 into 0.0
     return (Key)(bits ^ ((bits >> 31) & 0x7fffffff)) * (1LL << 32) + 0xffffffffLL;
 }
 
-__device__ static void sort(Key* a, int n)  // n keys, falling, with room for the next power of two
+// Sort n keys in descending order. There must be room for the next power of two.
+__device__ static void sort(Key* a, int n)
 {
     int P = 1;
     while (P < n) P *= 2;
@@ -77,10 +79,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) search(
 #endif
     __shared__ float highest[COLUMNS], most[COLUMNS * (PAIRED + 1)], largest[M];
     __shared__ Key child[LEVELS][256], first[LEVELS], best[2 * MOST], threshold;
-    __shared__ int number[LEVELS], at[LEVELS];
+    __shared__ int number[LEVELS], next_child[LEVELS];
     __shared__ Byte path[LEVELS];
-    __shared__ unsigned long long held;
-    const Key q = blockIdx.x / parts, own = blockIdx.x % parts, n = (Key)items;
+    __shared__ unsigned long long count;
+    const Key q = blockIdx.x / parts, part = blockIdx.x % parts, n = (Key)items;
     const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
 
     // Look-up tables
@@ -119,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) search(
         float total = 0;
         for (int m = 0; m < M; m++) total += largest[m];
         overflows[blockIdx.x] = !(total < INFINITE);
-        held = 0;
+        count = 0;
         threshold = k ? LOWEST : thresholds[q];
         number[0] = -1;
     }
@@ -130,11 +132,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) search(
     Key begin = 0, size = roots;  // of the lists that are opened next
     bool opens = true;
     while (level >= 0) {
-        // Open the lists whose bounds exceed the threshold: those that hold lists come first, then
-        // the others by falling bounds.
+        // Open the lists whose bounds exceed the threshold: first those that hold lists, then those
+        // that hold items, each in descending order of their bounds.
         if (opens) {
             if (threadIdx.x == 0) {
-                number[level] = at[level] = 0;
+                number[level] = next_child[level] = 0;
                 first[level] = begin;
                 const Key other = *(volatile Key*)&thresholds[q];
                 if (k && other > threshold) threshold = other;
@@ -144,16 +146,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) search(
                 float score = 0;
 #pragma unroll
                 for (int t = 0; t < COLUMNS; t += TOGETHER) {
-                    float part = t < level ? table[t * ENTRIES + path[t]]
+                    float pair = t < level ? table[t * ENTRIES + path[t]]
                         : t == level ? table[t * ENTRIES + words[begin + c]] : highest[t];
                     if (TOGETHER == 2 && t + 1 < COLUMNS)
-                        part += t + 1 < level ? table[(t + 1) * ENTRIES + path[t + 1]]
+                        pair += t + 1 < level ? table[(t + 1) * ENTRIES + path[t + 1]]
                             : t + 1 == level ? table[(t + 1) * ENTRIES + words[begin + c]]
                             : highest[t + 1];
-                    score = t ? score + part : part;
+                    score = t ? score + pair : pair;
                 }
                 const Key key = key_of(score);
-                if (key > threshold && (inner[begin + c] || (begin + c) % parts == own))
+                if (key > threshold && (inner[begin + c] || (begin + c) % parts == part))
                     child[level][atomicAdd(&number[level], 1)] =
                         (inner[begin + c] ? INNER : 0) + ((key >> 32) + (1LL << 31)) * 256 + c;
             }
@@ -161,20 +163,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) search(
             sort(child[level], number[level]);
             opens = false;
         }
-        const int next = at[level];
+        const int next = next_child[level];
         if (next < number[level] && child[level][next] >= INNER) {
             const Key packed = child[level][next] - INNER, list = first[level] + packed % 256;
             const bool reaches =
                 (packed / 256 - (1LL << 31)) * (1LL << 32) + 0xffffffffLL > threshold;
             __syncthreads();
-            if (threadIdx.x == 0) { at[level] = next + 1; path[level] = words[list]; }
+            if (threadIdx.x == 0) { next_child[level] = next + 1; path[level] = words[list]; }
             if (reaches) {
                 begin = starts[list], size = sizes[list], opens = true, level++;
             }
             __syncthreads();
             continue;
         }
-        // Score the items of the other lists, a list for each warp, until so many keys are held
+        // Score the items of the other lists, a list for each warp, until there are so many keys
         // that a sort can raise the threshold.
         int entry = next + warp;
         Key from = 0;
@@ -182,14 +184,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) search(
             const unsigned long long limit = !k ? ~0ull
                 : threshold == LOWEST ? k - 1 : k + 256 < MOST ? k + 256 : MOST;
             while (entry < number[level]
-                   && __shfl_sync(~0u, *(volatile unsigned long long*)&held, 0) <= limit) {
+                   && __shfl_sync(~0u, *(volatile unsigned long long*)&count, 0) <= limit) {
                 const Key packed = child[level][entry], list = first[level] + packed % 256;
                 const Key start = starts[list];
                 Key stop = start + sizes[list];
                 // The codes of a list of the last level are equal, in the order of their rows.
                 if (k && level == COLUMNS - 1 && stop > start + k) stop = start + k;
                 if ((packed / 256 - (1LL << 31)) * (1LL << 32) + 0xffffffffLL <= threshold) {
-                    entry = number[level];  // nor do those behind
+                    entry = number[level];  // the bounds of the lists after this one are no higher
                     break;
                 }
                 const Key i = (start & ~3LL) + from + 4 * lane;  // four items
@@ -204,10 +206,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) search(
                             ? *(const unsigned*)(columns + (t + 1) * n + i) : 0;
 #pragma unroll
                         for (int u = 0; u < 4; u++) {
-                            float part = table[t * ENTRIES + (four >> 8 * u & 255)];
+                            float pair = table[t * ENTRIES + (four >> 8 * u & 255)];
                             if (TOGETHER == 2 && t + 1 < COLUMNS)
-                                part += table[(t + 1) * ENTRIES + (more >> 8 * u & 255)];
-                            score[u] = t ? score[u] + part : part;
+                                pair += table[(t + 1) * ENTRIES + (more >> 8 * u & 255)];
+                            score[u] = t ? score[u] + pair : pair;
                         }
                     }
                 }
@@ -227,7 +229,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) search(
                         const unsigned mask = __ballot_sync(~0u, reaches[u]);
                         unsigned long long place = 0;
                         if (lane == 0 && mask)
-                            place = atomicAdd(&held, (unsigned long long)__popc(mask));
+                            place = atomicAdd(&count, (unsigned long long)__popc(mask));
                         place = __shfl_sync(~0u, place, 0) + __popc(mask & ((1u << lane) - 1));
                         if (!reaches[u]) continue;
                         if (k) best[place] = key[u];
@@ -238,13 +240,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) search(
                 if ((start & ~3LL) + from >= stop) { entry += THREADS / LANES; from = 0; }
             }
             const bool goes_on = __syncthreads_or(entry < number[level]);
-            const unsigned long long reached = held;
+            const unsigned long long reached = count;
             __syncthreads();
             if (reached > limit) {
                 sort(best, (int)reached);
                 if (threadIdx.x == 0) {
                     const Key other = atomicMax(&thresholds[q], best[k - 1]);
-                    held = k;
+                    count = k;
                     threshold = max(threshold, max(other, best[k - 1]));
                 }
                 __syncthreads();
@@ -254,11 +256,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) search(
         level--;
     }
     if (k) {
-        sort(best, (int)held);
+        sort(best, (int)count);
         for (int i = threadIdx.x; i < k; i += THREADS)
-            out[(Key)blockIdx.x * k + i] = i < held ? best[i] : LOWEST;
+            out[(Key)blockIdx.x * k + i] = i < count ? best[i] : LOWEST;
     } else if (threadIdx.x == 0) {
-        counts[blockIdx.x] = held;
+        counts[blockIdx.x] = count;
     }
 }
 """

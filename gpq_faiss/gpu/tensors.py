@@ -16,9 +16,9 @@ from ..codes.checks import check_vectors
 from ..errors import DataError, UsageError
 
 MAX_ROWS = (1 << 31) - 1
-"""What torch sorts on a GPU."""
-_LOW = 0xFFFF_FFFF
-_FLIP = 0x7FFF_FFFF
+"""Maximum number of values that torch sorts on a GPU."""
+_LOW = 0xFFFF_FFFF  # the lower half of a key
+_FLIP = 0x7FFF_FFFF  # all bits of a float but the sign
 _SHIFT = 1 << 32
 
 
