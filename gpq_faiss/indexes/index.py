@@ -282,7 +282,7 @@ class Index(Closing):
         return vector
 
     def apply(self, changes: Mapping[int, Change]) -> Self:
-        """Return an index with these changes, given by id; an item without a code is removed."""
+        """Return an index with these changes, by id; a change without a code removes the item."""
         if not changes:
             return self
         index = self.remove_ids(list(changes))
@@ -302,6 +302,7 @@ class Index(Closing):
         return index._with(tuple(segments), ChangedItems(self.items, changes))
 
     def _with(self, segments: tuple[InvertedLists, ...], items: ItemSource | None) -> Self:
+        """Return an index with these segments and names, and all else as in this one."""
         return type(self)(
             segments,
             self.codebooks,

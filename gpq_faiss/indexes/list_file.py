@@ -1,8 +1,9 @@
 """``index.lists``: the arrays of inverted lists in one safetensors file, mapped when opened.
 
 The file is built from any number of rows in passes over mapped files: rows are first distributed to
-256 partitions by their first two codewords, and then each partition is sorted in memory. Building
-and searching need no memory budget of their own: the operating system's page cache is the budget.
+256 partitions by the first byte of their codes, and then each partition is sorted in memory.
+Building and searching need no memory budget of their own: the operating system's page cache is the
+budget.
 """
 
 from __future__ import annotations
@@ -125,7 +126,10 @@ def write_lists(out: Path, sources: Sequence[RowSource], Z: Floats) -> int:
 
 
 def _survey(sources: Sequence[RowSource], M: int, K: int) -> tuple[Ids, int, int]:
-    """Return the counts of rows by their first two bytes, int64 [65536], and the range of the ids.
+    """Count rows by the first two bytes of their codes, and find the range of the ids.
+
+    Returns:
+        Numbers of rows, int64 [65536] (:func:`.lists.first_words`); the smallest id; the largest.
 
     Raises:
         DataError: there are no rows, or an id occurs twice or is -1.
@@ -199,7 +203,8 @@ def open_lists(path: Path) -> tuple[InvertedLists, int]:
             start, stop = entry["data_offsets"]
             array = data[8 + length + start : 8 + length + stop].view(_TYPES[entry["dtype"]])
             arrays[name] = array.reshape(entry["shape"])
-        (prefix,), (crc,) = arrays.pop("prefix").tolist(), arrays.pop("crc").tolist()
+        prefix = int(arrays.pop("prefix")[0])
+        crc = int(arrays.pop("crc")[0])
         lists = InvertedLists(prefix=prefix, **arrays)
         M, K, _ = lists.codebooks.shape
         names, ends, blocks, starts, members = lists.arrays[3:8]

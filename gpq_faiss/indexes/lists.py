@@ -17,7 +17,7 @@ import copy
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Self
 
 import faiss
@@ -67,8 +67,7 @@ def codes_of(columns: Codes, M: int, K: int) -> Codes:
 
 def swap_halves(columns: Codes) -> Codes:
     """Swap the halves of bytes, so that the first codeword is in the upper half."""
-    swapped: Codes = np.asarray(columns << 4 | columns >> 4, np.uint8)
-    return swapped
+    return np.asarray(columns << 4 | columns >> 4, np.uint8)
 
 
 def sort_codes(columns: Codes, ids: Ids) -> tuple[Codes, Ids, Ids]:
@@ -88,6 +87,7 @@ def sort_codes(columns: Codes, ids: Ids) -> tuple[Codes, Ids, Ids]:
 
 
 def _is_sorted(columns: Codes, ids: Ids) -> bool:
+    """Return whether rows of bytes are in ascending order, and equal ones in that of their ids."""
     rows = np.arange(len(ids) - 1)
     first = (columns[1:] != columns[:-1]).argmax(axis=1)
     previous, following = columns[rows, first], columns[rows + 1, first]
@@ -104,12 +104,13 @@ def first_words(columns: Codes, P: int) -> NDArray[np.uint16]:
 
 
 def levels_of(M: int, K: int) -> int:
-    """Return the length of the longest possible prefix: one codeword at least is not in it."""
+    """Return the length of the longest possible prefix, which leaves at least one codeword."""
     return min(LEVELS, M - 1) if K <= 16 else 0
 
 
 def choose_prefix(counts: Ids) -> int:
-    """Return the length of the longest prefix whose sub-lists are still worth a visit each.
+    """Return the length of the longest prefix whose sub-lists are long and few enough to be visited
+    one by one.
 
     Args:
         counts: int64 [16^levels], numbers of codes by their longest possible prefix.
@@ -161,9 +162,9 @@ class InvertedLists:
         prefix, names, ends, blocks, starts, members: see :class:`.list_kernels.Lists`.
 
     Attributes:
-        arrays: the arrays.
-        n: number of codes.
-        ntotal: number of codes that are not hidden.
+        arrays: the arrays, with a mask.
+        n: number of items, hidden or not.
+        ntotal: number of items that are not hidden.
     """
 
     def __init__(
@@ -176,7 +177,8 @@ class InvertedLists:
         starts: NDArray[Any],
         members: NDArray[Any],
     ) -> None:
-        self.codebooks, self.n, self.ntotal = codebooks, len(members), len(members)
+        self.codebooks = codebooks
+        self.n = self.ntotal = len(members)
         first = np.zeros(1, np.int64)
         if prefix >= 2:
             first = np.flatnonzero(np.append(True, names[1:, 0] != names[:-1, 0]))
@@ -227,23 +229,16 @@ class InvertedLists:
             DataError: queries have NaN or infinity, or are too large for float32 scores.
         """
         lists = self.arrays
-        row_limit = _CACHE_BYTES // self.arrays.blocks.shape[1]
+        row_limit = _CACHE_BYTES // lists.blocks.shape[1]
         D, ids = np.empty((len(xq), k), np.float32), np.empty((len(xq), k), np.int64)
         status = np.empty(len(xq), np.uint8)
-
-        def run(*arrays: Any) -> Any:
-            return list_kernels.search(lists, k, row_limit, *arrays)
-
-        if any(_in_parallel(run, (xq, D, ids, status), threads)):
+        search = partial(list_kernels.search, lists, k, row_limit)
+        if any(_in_parallel(search, (xq, D, ids, status), threads)):
             if (status == list_kernels.NOT_FINITE).any():
                 raise not_finite(np.flatnonzero(status == list_kernels.NOT_FINITE))
             rows = np.flatnonzero(status)
             arrays = xq[rows], D[rows], ids[rows]
-
-            def together(*arrays: Any) -> Any:
-                return list_kernels.search_together(lists, *arrays)
-
-            _in_parallel(together, arrays, threads)
+            _in_parallel(partial(list_kernels.search_together, lists), arrays, threads)
             D[rows], ids[rows] = arrays[1:]
         return D, ids
 
@@ -300,6 +295,7 @@ class InvertedLists:
 
     @cached_property
     def _by_id(self) -> tuple[Ids, NDArray[Any]]:
+        """Positions of the members in ascending order of id, and these ids."""
         order = np.argsort(self.arrays.members)
         return order, self.arrays.members[order]
 
@@ -327,11 +323,16 @@ class InvertedLists:
         return lists
 
     def crc(self) -> int:
-        """Return the CRC-32 of all codes, XOR that of all ids as int64, in the order of lists."""
-        crc = 0, 0
+        """Return the CRC-32 of the codes, XOR that of the ids as int64, in the order of lists.
+
+        Items that are hidden do not count.
+        """
+        codes_crc = 0
+        ids_crc = 0
         for codes, ids in self.blocks(_ROWS):
-            crc = zlib.crc32(codes.data, crc[0]), zlib.crc32(ids.data, crc[1])
-        return crc[0] ^ crc[1]
+            codes_crc = zlib.crc32(codes.data, codes_crc)
+            ids_crc = zlib.crc32(ids.data, ids_crc)
+        return codes_crc ^ ids_crc
 
 
 def number_type(largest: int, smallest: int = 0) -> type[np.uint32 | np.int64]:

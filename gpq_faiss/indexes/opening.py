@@ -68,8 +68,9 @@ def open_index(source: Any, *, changes: bool = True) -> Index:
 
 
 def file_kind(path: Path) -> str:
-    """Return the kind of a file by its content: ``faiss``, ``lists``, ``codes``, or the form of
-    another file, for errors.
+    """Return the kind of a file by its content: ``faiss``, ``lists`` or ``codes``.
+
+    For a file of another kind the result describes its content, for errors.
 
     Raises:
         DataError: the path is missing, or is not a file.
@@ -80,6 +81,7 @@ def file_kind(path: Path) -> str:
 
 
 def _from_faiss(index: Any, name: str) -> Index:
+    """Build an index from the codes of a Faiss index; ``name`` is its name in errors."""
     contents = from_faiss(index, name)
     if not len(contents.codes):
         raise DataError(f"{name} is empty: add codes first (gpq index)")
@@ -89,6 +91,7 @@ def _from_faiss(index: Any, name: str) -> Index:
 
 
 def _from_codes(path: Path) -> Index:
+    """Build an index from the rows of a codes file, which also has the names and labels."""
     reader = RowReader(path, kind="codes")
     check_unique(reader.ids, str(path))
     lists = InvertedLists.build(reader.values, reader.ids, reader.header.codebooks)
@@ -97,7 +100,11 @@ def _from_codes(path: Path) -> Index:
 
 
 def _with_items(index: Index, path: Path, crc: int | None = None) -> Index:
-    """Attach the items file to an index, unless the file belongs to another index."""
+    """Attach the items file to an index, unless it is missing or belongs to another index.
+
+    Args:
+        crc: CRC of the codes and ids, if it is known (:meth:`.lists.InvertedLists.crc`).
+    """
     if not items_path(path).exists():
         return index
     items = Items(items_path(path))
