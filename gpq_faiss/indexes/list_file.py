@@ -140,10 +140,11 @@ def _survey(sources: Sequence[RowSource], M: int, K: int) -> tuple[Ids, int, int
     low, high, is_ascending = np.iinfo(np.int64).max, np.iinfo(np.int64).min, True
     for source in sources:
         for block, ids in source.blocks(_ROWS):
-            words = first_words(columns_of(block, M, K), LEVELS)
-            counts += np.bincount(words, minlength=len(counts))
-            is_ascending &= bool(ids[0] > high and (ids[1:] > ids[:-1]).all())
-            low, high = min(low, int(ids.min())), max(high, int(ids.max()))
+            if len(ids):  # not all items of the block were removed
+                words = first_words(columns_of(block, M, K), LEVELS)
+                counts += np.bincount(words, minlength=len(counts))
+                is_ascending &= bool(ids[0] > high and (ids[1:] > ids[:-1]).all())
+                low, high = min(low, int(ids.min())), max(high, int(ids.max()))
     if not is_ascending or low < 0:
         check_memory(24 * n, f"comparing the ids of {n:,} items")
         all_ids = [ids for source in sources for _, ids in source.blocks(_ROWS)]

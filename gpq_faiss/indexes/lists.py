@@ -275,14 +275,13 @@ class InvertedLists:
     def blocks(self, size: int) -> Iterator[tuple[Codes, Ids]]:
         """Yield codes uint8 [n, code_size] and ids int64 [n] of items that are not hidden.
 
-        Blocks have from 1 to ``size`` items, and none is empty.
+        A block has at most ``size`` items, and none if all of its items are hidden.
         """
         for start in range(0, self.n, size):
             positions = np.arange(start, min(self.n, start + size))
             if len(self.arrays.mask):
                 positions = positions[self.arrays.mask[positions]]
-            if len(positions):
-                yield self.codes(positions), self.arrays.members[positions].astype(np.int64)
+            yield self.codes(positions), self.arrays.members[positions].astype(np.int64)
 
     def positions(self, ids: Ids) -> Ids:
         """Return the position of each id among the members, int64 [m]; -1 if it is not there."""
