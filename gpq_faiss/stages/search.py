@@ -100,7 +100,8 @@ def search(
     query_ids = dataset.ids[positions]
     names = dataset.texts.get("name", np.full(len(dataset), ""))[positions]
     pairs = zip(names.tolist(), query_ids.tolist(), strict=True)
-    if short := int((item_ids == -1).any(axis=1).sum()):
+    short = int((item_ids == -1).any(axis=1).sum())
+    if short:
         log.warning(
             "%d of %d queries have fewer than %d results: too few items pass the filter",
             short,
@@ -108,12 +109,12 @@ def search(
             k,
         )
     return SearchResult(
-        item_ids,
-        scores,
-        query_ids,
-        tuple(name or str(id_) for name, id_ in pairs),
-        opened.fingerprint,
-        description,
+        ids=item_ids,
+        scores=scores,
+        query_ids=query_ids,
+        query_names=tuple(name or str(id_) for name, id_ in pairs),
+        codebooks_fingerprint=opened.fingerprint,
+        description=description,
         items=items,
         data_fingerprint=source.data_fingerprint,
     )
@@ -296,8 +297,9 @@ class SearchResult(Shown):
             labels = queries.labels.at(np.array([query_row])).class_names if queries.labels else ()
             cells = [Cell(_image(queries, query_row), ", ".join(labels))]
             for number, score, item in self._results(row):
-                both_labelled = labels and item.labels is not None
-                relevant = not set(labels).isdisjoint(item.labels or ()) if both_labelled else None
+                relevant = None
+                if labels and item.labels is not None:
+                    relevant = not set(labels).isdisjoint(item.labels)
                 caption = " · ".join([*(item.labels or ()), f"{score:.2f}"])
                 cells.append(Cell(_image(items, rows.find(number, item)), caption, relevant))
             gallery.append(cells)
