@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 _FITS = "the index and its search do not fit: free the GPU, or use --device cpu"
 _COLUMNS = ["query", "rank", "id", "name", "labels", "score"]
+_RESULT_NAMES = {*_COLUMNS, "ids", "names", "scores", "file_hash"}
+"""Names in tables and JSON that no kept column replaces, and the hash of image files."""
 
 
 def search(
@@ -99,7 +101,6 @@ def search(
         }
     query_ids = dataset.ids[positions]
     names = dataset.texts.get("name", np.full(len(dataset), ""))[positions]
-    pairs = zip(names.tolist(), query_ids.tolist(), strict=True)
     short = int((item_ids == -1).any(axis=1).sum())
     if short:
         log.warning(
@@ -112,7 +113,9 @@ def search(
         ids=item_ids,
         scores=scores,
         query_ids=query_ids,
-        query_names=tuple(name or str(id_) for name, id_ in pairs),
+        query_names=tuple(
+            name or str(id_) for name, id_ in zip(names.tolist(), query_ids.tolist(), strict=True)
+        ),
         codebooks_fingerprint=opened.fingerprint,
         description=description,
         items=items,
@@ -191,9 +194,9 @@ class SearchResult(Shown):
 
     @property
     def _kept(self) -> list[str]:
-        """Names of the kept columns of the items."""
+        """Names of the kept columns of the items, but for those named as columns of results."""
         texts = dict.fromkeys(name for item in self.items.values() for name in item.texts)
-        return [name for name in texts if name not in ("name", "file_hash")]
+        return [name for name in texts if name not in _RESULT_NAMES]
 
     def _results(self, row: int) -> list[tuple[int, float, Item]]:
         """Return id, score and item of each result of a query, best first."""
