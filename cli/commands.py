@@ -97,8 +97,9 @@ def train(
     config = _settings(preset, changes, bits)
     run = ("device", "resume", "amp", "validate_every", "checkpoint_seconds")
     options["options"] = gpq.RunOptions(**{name: options.pop(name) for name in run})
-    dataset = gpq.open_data(data, labels=labels, **data_args)
-    folder = gpq.train(dataset, out, config=config, **options)
+    folder = gpq.train(
+        gpq.open_data(data, labels=labels, **data_args), out, config=config, **options
+    )
     if launched().rank == 0:
         trained = read_description(folder)["training"]
         score, step = trained["validation_map"], trained["best_step"]
@@ -178,8 +179,12 @@ def encode(
     **options: Any,
 ) -> None:
     if ray is None:
-        dataset = gpq.open_data(data, labels=labels, **data_args)
-        path = gpq.encode(data=dataset, out=out, keep_features=not no_features, **options)
+        path = gpq.encode(
+            data=gpq.open_data(data, labels=labels, **data_args),
+            out=out,
+            keep_features=not no_features,
+            **options,
+        )
     else:
         options |= {"labels": labels, **data_args}
         path = gpq.encode_on_ray(data=data, out=out, address=ray, **options)
@@ -311,8 +316,8 @@ def index(sources: tuple[str, ...], no_ids: bool, no_names: bool, **options: Any
       gpq index model served.faiss --out new.faiss
       gpq index model codes.h5 --kind fused --out fused.faiss
     """
-    paths = list(sources)
-    common.emit(str(gpq.index(source=paths, ids=not no_ids, names=not no_names, **options)))
+    path = gpq.index(source=list(sources), ids=not no_ids, names=not no_names, **options)
+    common.emit(str(path))
 
 
 @click.command(short_help="Find the best items of an index for each query.")
@@ -373,7 +378,7 @@ def search(
     from gpq_faiss.stages.search import open_queries
 
     name: Any = common.output_form(form, out, overwrite)
-    if name in ("parquet", "png") and (out is None or (name == "png" and images is None)):
+    if (name in ("parquet", "png") and out is None) or (name == "png" and images is None):
         raise UsageError(f"--format {name} needs --out FILE, and png --images DATA of the index")
     dataset = open_queries(queries, **data_args)
     result = gpq.search(
@@ -465,11 +470,14 @@ def serve(
     if clash := limits.keys() & address:
         raise UsageError(f"{config_file}: {clash.pop()} belongs on the command line")
     try:
-        settings = Settings(**address, **limits)
+        Settings(**limits)
     except UsageError as error:
-        raise UsageError(f"{config_file}: {error}" if limits else str(error)) from None
-    dataset = None if data is None else gpq.open_data(data, labels=labels, **data_args)
-    run(data=dataset, settings=settings, **options)
+        raise UsageError(f"{config_file}: {error}") from None
+    run(
+        settings=Settings(**address, **limits),
+        data=None if data is None else gpq.open_data(data, labels=labels, **data_args),
+        **options,
+    )
 
 
 @click.command(
@@ -555,9 +563,11 @@ def evaluate(
         if path is not None:
             check_output(path, overwrite=overwrite)
     name: Any = common.output_form(form, out, overwrite)
-    convention = gpq.Convention(k=k, denominator=denominator)
-    dataset = gpq.open_data(data, labels=labels, **data_args)
-    result = gpq.evaluate(data=dataset, convention=convention, **options)
+    result = gpq.evaluate(
+        convention=gpq.Convention(k=k, denominator=denominator),
+        data=gpq.open_data(data, labels=labels, **data_args),
+        **options,
+    )
     if plot is not None:
         result.draw(plot, overwrite=overwrite)
     if run is not None:

@@ -41,6 +41,7 @@ Examples:
 def methods(form: Any) -> None:
     from gpq_faiss.methods.registry import find_method, method_names
 
+    entries = {name: find_method(name) for name in method_names()}
     rows = [
         {
             "method": name,
@@ -50,7 +51,7 @@ def methods(form: Any) -> None:
             "what it is": entry.summary,
             "from": entry.citation,
         }
-        for name, entry in ((name, find_method(name)) for name in method_names())
+        for name, entry in entries.items()
     ]
     common.emit(gpq.render(rows, form or "text").removesuffix("\n"))
 
@@ -172,7 +173,8 @@ def report(
 ) -> None:
     name: Any = common.output_form(form, out, overwrite)
     drawn = {} if plots is None else gpq.draw_experiment(folder, plots, overwrite=overwrite)
-    start = Path(out or "").parent
-    pictures = {caption: os.path.relpath(path, start) for caption, path in drawn.items()}
+    pictures = {
+        caption: os.path.relpath(path, Path(out or "").parent) for caption, path in drawn.items()
+    }
     text = gpq.report_experiment(folder, name, pictures=pictures, **options)
     common.emit(text.removesuffix("\n"), out)

@@ -115,10 +115,18 @@ def format_option(*formats: str) -> Callable[[Any], Any]:
 
 
 def output_form(form: str | None, out: str | None, overwrite: bool) -> str:
-    """Check before any work that the output can be written, and return its format."""
+    """Check before any work that the output can be written, and return its format.
+
+    Raises:
+        UsageError, DataError: as :func:`gpq_faiss.files.check_output`.
+        BadParameter: the command does not write the format of the ending.
+    """
     if out is not None:
         check_output(out, overwrite=overwrite)
-    return form or ENDINGS.get(Path(out or "").suffix.lower(), "text")
+    ctx = click.get_current_context()
+    option = next(option for option in ctx.command.params if option.name == "form")
+    chosen = form or ENDINGS.get(Path(out or "").suffix.lower(), "text")
+    return str(option.type.convert(chosen, option, ctx))
 
 
 def emit(value: Any, out: str | None = None) -> None:

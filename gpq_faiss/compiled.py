@@ -142,10 +142,10 @@ def emit_scan(
                 return call(shuffle, entries, codewords)
             distances = repeated(0)
             for lane in range(lanes):
-                number = ir.Constant(index, lane)
-                codeword = builder.extract_element(codewords, number)
+                position = ir.Constant(index, lane)
+                codeword = builder.extract_element(codewords, position)
                 distance = builder.extract_element(entries, codeword)
-                distances = builder.insert_element(distances, distance, number)
+                distances = builder.insert_element(distances, distance, position)
             return distances
 
         array = context.make_array(signature.args[0])(context, builder, arguments[0])

@@ -121,7 +121,7 @@ class Config(_Section):
 
     @property
     def class_networks(self) -> bool:
-        """Whether the method has class networks: it is not the paper's, or a variant of that."""
+        """Whether the method has class networks: it is neither the paper's nor a variant of it."""
         return self.method == "posterior"
 
     @property
@@ -179,7 +179,7 @@ class Config(_Section):
         values = asdict(self)
         network = changes.get("network")
         weights = network.get("weights", "none") if isinstance(network, Mapping) else "none"
-        if self.class_networks and self.network.weights == "none" != weights:
+        if self.class_networks and self.network.weights == "none" and weights != "none":
             usual = vars(preset(self.preset).training)
             values["training"] |= {
                 name: value

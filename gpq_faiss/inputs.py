@@ -118,7 +118,7 @@ ENDINGS = {
 }
 """Form of a table by the ending of its file."""
 _PICKLE = "it can run code, so it is not loaded: save arrays as .npy, tables as .parquet"
-_MATLAB, _UNPACK = "save its arrays as .npy or .npz", "extract it, and give what is in it"
+_UNPACK = "extract it, and give what is in it"
 _MAGIC: dict[bytes, tuple[str, str]] = {
     **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), ("csv", "")),
     b"\x93NUMPY": ("npy", ""),
@@ -131,7 +131,7 @@ _MAGIC: dict[bytes, tuple[str, str]] = {
         (b"<!DOCTYPE", b"<!doctype", b"<html", b"<?xml"),
         ("a page of HTML or XML", "download the file itself"),
     ),
-    b"MATLAB": ("a MATLAB file", _MATLAB),
+    b"MATLAB": ("a MATLAB file", "save its arrays as .npy or .npz"),
     b"SQLite format 3": ("an SQLite database", "export the table as CSV"),
     b"%PDF": ("a PDF", "export its table as CSV"),
     b"\xd0\xcf\x11\xe0": ("an Excel sheet", "save it as CSV"),
@@ -149,11 +149,12 @@ _UNREAD = (
     *(".yaml", ".yml", ".xml", ".pkl", ".pickle", ".mat", ".xls", ".orc"),
     *(".fvecs", ".bvecs", ".fbin"),
 )
+"""Endings of forms that are not read."""
 _ZIPS = {
     **{".npz": ("npz", ""), ".xlsx": ("an Excel sheet", "save it as CSV")},
     **dict.fromkeys((".pt", ".pth"), ("a PyTorch file", _PICKLE)),
 }
-"""Zip archives by the endings of their files, and endings of forms that are not read."""
+"""Zip archives by the endings of their files -> form and remedy."""
 
 
 def natural_order(name: str) -> list[tuple[int, str]]:
@@ -188,8 +189,8 @@ def file_form(path: Path, description: str) -> tuple[str, str]:
     is_text = not re.search(rb"[\0-\x08\x0e-\x1f]", head)
     form, remedy = next(
         (
-            form
-            for start, form in _MAGIC.items()
+            form_and_remedy
+            for start, form_and_remedy in _MAGIC.items()
             # Words such as RIFF may begin a text.
             if head.startswith(start) and not (is_text and start.isalnum())
         ),

@@ -69,6 +69,7 @@ class Plugin:
 
 @functools.cache
 def _installed(kind: Kind) -> tuple[Plugin, ...]:
+    """Return the plugins of all installed packages, by name and package."""
     plugins = []
     for entry in importlib.metadata.entry_points(group=f"gpq_faiss.{kind}"):
         origin = (

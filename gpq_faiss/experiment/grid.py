@@ -20,13 +20,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Le, MinLen
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from ..config import (
-    MAX_SEED,
-    Config,
-    codebooks_for_bits,
-    preset,
-    validate,
-)
+from ..config import MAX_SEED, Config, codebooks_for_bits, preset, validate
 from ..data.base import Dataset
 from ..data.protocols import PROTOCOLS, make_split
 from ..errors import UsageError, unknown
@@ -166,7 +160,7 @@ def grid_from(values: Mapping[str, Any]) -> Grid:
         UsageError: an unknown key, or an invalid value.
     """
     table = {"title": values["name"], **values}
-    if list(table.get("methods", ())) == ["all"]:
+    if table.get("methods") in (["all"], ("all",)):
         table["methods"] = list(METHODS)
     try:
         # Through JSON, where a list becomes a tuple and nothing else is converted.
@@ -215,7 +209,8 @@ def method_config(grid: Grid, variation: Variation, method: str, *, perceptron: 
     entry = find_method(method)
     config = preset(variation.preset or grid.preset)
     layers = (entry.changes, grid.config, variation.config, grid.settings)
-    perceptron |= reduce(Config.with_settings, layers, config).network.backbone == "mlp"
+    changed = reduce(Config.with_settings, layers, config)
+    perceptron = perceptron or changed.network.backbone == "mlp"
     if entry.module != ".gpq":
         config = baseline_config(config, perceptron=perceptron)
     elif method == "posterior":
@@ -327,7 +322,7 @@ def plan(grid: Grid, dataset: Dataset) -> list[RunSpec]:
 def describe_plan(specs: Sequence[RunSpec]) -> str:
     """Return a line that says how the number of runs comes about.
 
-    For example ``16 runs: 4 methods x 2 code lengths (12, 48 bits) x 2 seeds``.
+    For example ``16 runs: 4 methods (with variations) x 2 code lengths (12, 48 bits) x 2 seeds``.
     """
     coded = [spec for spec in specs if spec.bits]
     bits = sorted({spec.bits for spec in coded})

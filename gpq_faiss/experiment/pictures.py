@@ -45,7 +45,8 @@ def draw_experiment(folder: str | Path, out: str | Path, *, overwrite: bool = Fa
 
 def _draw_curves(experiment: Experiment, out: Path, *, overwrite: bool) -> Pictures:
     """Draw mAP over bits and over neighbour recall, and precision and recall."""
-    description, longest = experiment.description, str(experiment.bits[-1])
+    description = experiment.description
+    longest = str(experiment.bits[-1])
     options: dict[str, Any] = {
         "title": f"{description.data['name']}, protocol {description.grid['protocol']}",
         "overwrite": overwrite,
@@ -63,16 +64,18 @@ def _draw_curves(experiment: Experiment, out: Path, *, overwrite: bool) -> Pictu
         for row in experiment.means(columns):
             spreads = [(value, row[column]) for column, value in columns.items() if row.get(column)]
             points = [(value, s.mean, s.deviation or 0.0) for value, s in spreads]
-            lines[row["method"]] = np.array(points).T[: 3 if y == "mAP" else 2]
-        caption = f"{y} over {x}" + ("" if y == "mAP" else f" at {longest} bits")
-        path = out / f"{name}.png"
-        pictures[caption] = plot_curves(lines, path, x=x, y=y, log_x=x == "k", **options)
+            if points:  # there are none where the runs of the longest code are missing
+                lines[row["method"]] = np.array(points).T[: 3 if y == "mAP" else 2]
+        caption = f"{y} over {x}" if y == "mAP" else f"{y} over {x} at {longest} bits"
+        pictures[caption] = plot_curves(
+            lines, out / f"{name}.png", x=x, y=y, log_x=x == "k", **options
+        )
     rows = [row for row in experiment.means(("NN10@100", longest)) if row.get("NN10@100")]
     lines = {row["method"]: ([row["NN10@100"].mean], [row[longest].mean]) for row in rows}
     if lines:
-        path = out / "neighbours.png"
-        caption = f"mAP over NN10@100 at {longest} bits"
-        pictures[caption] = plot_curves(lines, path, x="NN10@100", y="mAP", **options)
+        pictures[f"mAP over NN10@100 at {longest} bits"] = plot_curves(
+            lines, out / "neighbours.png", x="NN10@100", y="mAP", **options
+        )
     return pictures
 
 

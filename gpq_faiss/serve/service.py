@@ -140,19 +140,24 @@ class Service:
         Raises:
             DataError: a label is unknown.
         """
-        index, with_labels = self.live.index, self.catalogue.with_labels
+        index = self.live.index
+        with_labels = self.catalogue.with_labels
         if not index.ntotal:
             return np.empty(0, np.float32), np.empty(0, np.int64)
         deny = np.union1d(
             np.array(request.deny_ids or (), np.int64), with_labels(request.deny_labels or ())
         )
-        filters = {"deny": deny} if len(deny) else {}
+        allow: Ids | None = None
         if request.allow_ids is not None:
-            filters = {"allow": np.setdiff1d(np.array(request.allow_ids, np.int64), deny)}
+            allow = np.setdiff1d(np.array(request.allow_ids, np.int64), deny)
         if request.allow_labels is not None:
-            allow = np.setdiff1d(with_labels(request.allow_labels), deny)
-            filters = {"allow": np.intersect1d(allow, filters.get("allow", allow))}
-        k = min(request.k, index.ntotal)
-        D, ids = index.search(vector[None], k, allow=filters.get("allow"), deny=filters.get("deny"))
+            labelled = np.setdiff1d(with_labels(request.allow_labels), deny)
+            allow = labelled if allow is None else np.intersect1d(labelled, allow)
+        D, ids = index.search(
+            vector[None],
+            min(request.k, index.ntotal),
+            allow=allow,
+            deny=deny if allow is None and len(deny) else None,  # of the two, it takes only one
+        )
         passed = ids[0] != -1
         return D[0, passed], ids[0, passed]

@@ -30,6 +30,9 @@ _BLOCK_BYTES = 4 << 20
 def make_header(kind: Literal["features", "codes"], encoder: Encoder, dataset: Dataset) -> Header:
     """Return the header of a file of features or codes of a data set."""
     labels = dataset.labels
+    extra: dict[str, Any] = {"amp": encoder.amp}
+    if dataset.texts:
+        extra["texts"] = sorted(dataset.texts)
     return Header(
         kind=kind,
         model_fingerprint=encoder.fingerprint,
@@ -37,7 +40,7 @@ def make_header(kind: Literal["features", "codes"], encoder: Encoder, dataset: D
         data_fingerprint=dataset.fingerprint,
         class_names=labels.class_names if labels else (),
         multi_label=labels is not None and labels.multi_label,
-        extra={"amp": encoder.amp, **({"texts": sorted(dataset.texts)} if dataset.texts else {})},
+        extra=extra,
     )
 
 
@@ -75,7 +78,9 @@ def encode(
             cannot be written.
         MismatchError: data of another kind or width than the model's.
         OutputExistsError: an output exists.
-        BusyError: (a DataError) another process is writing ``out``.
+        BusyError: another process is writing ``out``.
+        DeviceError: the device does not exist or has too little memory.
+        UsageError: an output would replace the data, or the batch size is negative.
     """
     out = check_output(out, overwrite=overwrite)
     encoder = model if isinstance(model, Encoder) else Encoder.load(model, device, amp=amp)
@@ -107,6 +112,7 @@ def encode(
 def _from_features(encoder: Encoder, dataset: Dataset, path: Path, writer: RowWriter) -> Path:
     """Write the codes of a features file."""
     model = encoder.model
+    writer.state = {}  # a position in the data would not be that of the rows that are appended here
     with RowReader(path) as reader, stage("features to codes"):
         size = max(1, _BLOCK_BYTES // (4 * reader.header.width))
         for rows in row_blocks(reader.ntotal, size, start=writer.rows):
@@ -125,8 +131,8 @@ def _encode_rows(encoder: Encoder, dataset: Dataset, writer: RowWriter, batch_si
     if size < 1:
         raise UsageError(f"--batch-size {batch_size}: it must not be negative")
     if writer.rows and "position" not in writer.state:
-        # Which items its rows are is not known where broken ones were left out: encoding from the
-        # first would double them.
+        # A features file leaves out broken items, so the number of rows does not say at which item
+        # to continue.
         raise DataError(
             f"the unfinished {writer.path} was begun from a features file: leave out "
             f"--no-features or --ray to continue, or remove {writer.folder} to start again"

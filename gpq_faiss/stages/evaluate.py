@@ -38,7 +38,7 @@ def evaluate(
     model: str | Path,
     data: object,
     *,
-    protocol: str | None = None,
+    protocol: str | int | None = None,
     compare: Sequence[str] = (),
     codes: str | Path | None = None,
     ks: Sequence[int] = (1, 10, 100, 1000),
@@ -66,10 +66,11 @@ def evaluate(
         device: device of networks. Compared methods are fitted on the CPU.
 
     Raises:
-        DataError: no labels, or an empty database.
+        DataError: no labels, no classes that queries and ``codes`` share, or unreadable data.
         DeviceError: the device does not exist or has too little memory.
         MismatchError: a model does not fit the data, or was trained on another split of them.
-        UsageError: an entry of ``compare`` is neither a method nor a model, or is given twice.
+        UsageError: an entry of ``compare`` is neither a method nor a model, options do not fit
+            together, or the split has no queries.
     """
     compare = split_names(compare) if isinstance(compare, str) else compare
     options: dict[str, Any] = {
@@ -96,8 +97,8 @@ def evaluate(
     split, notes = _resolve_split(encoder, dataset, protocol)
     if not len(split.query):
         raise UsageError(
-            f"{encoder.source} was trained with --protocol none: there are no queries set apart to "
-            "evaluate"
+            "protocol none sets no queries apart: evaluate a model that was trained with another "
+            "protocol, or give labelled codes of a database (--codes)"
         )
     database = split.database[labels.has(split.database)]
     if not len(database):
@@ -129,8 +130,8 @@ def evaluate(
         measured[name] = Row(
             coded.rank(labels, **options),
             coded.neighbour_recall(neighbours),
-            coded.coder.bits if compared or find_method(name).code != "none" else None,
-            compared.fingerprint if compared else None,
+            None if compared is None and find_method(name).code == "none" else coded.coder.bits,
+            None if compared is None else compared.fingerprint,
         )
     run = Run(first, labels, labels, dataset.ids, dataset.ids)
     return Evaluation(measured, run, split.name, split.hash, dataset.name, tuple(notes))
@@ -147,8 +148,8 @@ def model_name(description: Mapping[str, Any]) -> str:
 
 
 def _training_of(encoder: Encoder) -> dict[str, Any]:
-    """Return the fingerprint of the training ``data``, and ``hash``, ``protocol`` and ``seed`` of
-    their split.
+    """Return what identifies the training: the fingerprint ``data`` of its data set, and ``hash``,
+    ``protocol`` and ``seed`` of its split.
     """
     description = encoder.model.description
     split = {name: description["split"][name] for name in ("hash", "protocol", "seed")}
@@ -193,7 +194,7 @@ def _open_compared(
 
 
 def _resolve_split(
-    encoder: Encoder, dataset: Dataset, protocol: str | None
+    encoder: Encoder, dataset: Dataset, protocol: str | int | None
 ) -> tuple[Split, list[str]]:
     """Return the training split for the training data, else a new one; and notes for the user.
 
@@ -207,7 +208,7 @@ def _resolve_split(
             "it instead"
         )
         return make_split(dataset, protocol or "1", labelled="all"), [note]
-    if protocol not in (None, training["protocol"]):
+    if protocol is not None and str(protocol) != training["protocol"]:
         raise MismatchError(
             f"{encoder.source} was trained with protocol {training['protocol']}: with protocol "
             f"{protocol} it may have seen the labels of queries. Leave out the protocol, or train "
@@ -271,7 +272,8 @@ class Row:
 
     Attributes:
         ranking: measures of its ranking.
-        neighbour_recall: None for images (:func:`gpq_faiss.methods.measure.needs_perceptron`).
+        neighbour_recall: None for images (:func:`gpq_faiss.methods.measure.needs_perceptron`), and
+            for a database of ``codes``.
         bits: code length; None for ``float`` and ``classifier``, which have no codes.
         model_fingerprint: None for methods.
     """
@@ -422,5 +424,11 @@ class Evaluation(Shown):
             )
             for name, row in self.measured.items()
         }
-        title = f"{self.data}, protocol {self.protocol}"
-        return plot_curves(curves, out, x="recall", y="precision", title=title, overwrite=overwrite)
+        return plot_curves(
+            curves,
+            out,
+            x="recall",
+            y="precision",
+            title=f"{self.data}, protocol {self.protocol}",
+            overwrite=overwrite,
+        )

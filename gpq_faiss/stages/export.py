@@ -62,7 +62,7 @@ def export(source: str | Path, out: str | Path, *, to: str, overwrite: bool = Fa
 
     ``parquet`` is a table of a codes file: ``id`` int64, ``codes`` list of uint8 [code_size],
     packed as in Faiss, texts of the items, and ``labels`` list of text; its metadata
-    (``gpq_faiss``, JSON) identify the model.
+    (``gpq_faiss``, JSON) identify the model. Texts with the name of another column are left out.
 
     Args:
         source: a model folder, or a codes file for ``parquet``.
@@ -127,7 +127,11 @@ def _export_codes(codes: str | Path, out: Path) -> Path:
             columns = {
                 "id": np.asarray(reader.ids[rows]),
                 "codes": pa.ListArray.from_arrays(offsets, pa.array(block.ravel())),
-                **{name: pa.array(column.tolist(), pa.string()) for name, column in texts.items()},
+                **{
+                    name: pa.array(column.tolist(), pa.string())
+                    for name, column in texts.items()
+                    if name not in ("id", "codes")
+                },
             }
             if reader.labels is not None:
                 flags = np.unpackbits(reader.labels[rows], axis=1, count=len(class_names))

@@ -184,5 +184,7 @@ def _metadata(encoder: Encoder, side: Side) -> dict[str, str]:
         class_names=encoder.model.description["class_names"],
         versions=versions("python", "torch"),
     )
-    values = metadata.model_dump(warnings=False)
-    return {key: v if isinstance(v, str) else json.dumps(v) for key, v in values.items()}
+    return {
+        key: value if isinstance(value, str) else json.dumps(value)
+        for key, value in metadata.model_dump(warnings=False).items()
+    }

@@ -133,15 +133,17 @@ _Source = Index | _RowFile
 
 
 def _open(path: Path, model: ModelHeader, stack: contextlib.ExitStack) -> _Source:
-    """Open a file of rows until the end of the stack.
+    """Open a file of rows, or an index with its changes, until the end of the stack.
+
+    Codes that a service has changed are read as an index.
 
     Raises:
         DataError: the file is missing, damaged, empty, or of another kind.
         MismatchError: it is of another model, or has other codebooks.
     """
     if file_kind(path) == "codes" and not changes_path(path).exists():
-        fingerprint = model.model_fingerprint
-        return _RowFile(stack.enter_context(RowReader(path, model_fingerprint=fingerprint)), model)
+        rows = RowReader(path, model_fingerprint=model.model_fingerprint)
+        return _RowFile(stack.enter_context(rows), model)
     opened = stack.enter_context(open_index(path))
     if not np.array_equal(opened.codebooks, model.codebooks):
         raise MismatchError(
@@ -179,7 +181,10 @@ def _collect(
 
 
 def _write_names(out: Path, sources: Sequence[_Source], crc: int, names: bool) -> None:
-    """Write the items file of an index, unless there is nothing to say."""
+    """Write the items file of an index, if there are names or labels, or changes that it contains.
+
+    ``names`` says whether names, labels and kept columns are wanted.
+    """
     named = [source.items for source in sources if names and source.items is not None]
     contained = {source.contained for source in sources if source.contained is not None}
     if not named and not contained:

@@ -57,8 +57,11 @@ def _folder(path: Path) -> dict[str, Any]:
     name = path.resolve().name
     if not (name.startswith(".") and name.endswith(".partial")):
         return _model(path)
-    remedy = "the same command continues it (gpq train with --resume)"
-    unfinished = {"kind": "unfinished", "out": str(path.parent / name[1:-8]), "remedy": remedy}
+    unfinished = {
+        "kind": "unfinished",
+        "out": str(path.parent / name[1:].removesuffix(".partial")),
+        "remedy": "the same command continues it (gpq train with --resume)",
+    }
     if (path / PROGRESS).exists():
         unfinished["rows"] = read_json(path / PROGRESS, "the progress of unfinished rows")["rows"]
     return unfinished
@@ -76,6 +79,7 @@ def _file(path: Path) -> dict[str, Any]:
 
 
 def _code_sizes(shape: tuple[int, ...]) -> dict[str, int]:
+    """Return the sizes of codebooks [M, K, d], and the bits of their codes."""
     M, K, d = shape
     return {"codebooks": M, "codewords": K, "subdim": d, "bits": M * bits_per_code(K)}
 
@@ -101,10 +105,18 @@ def _rows(path: Path) -> dict[str, Any]:
 
 
 def _model(path: Path) -> dict[str, Any]:
+    """Describe a model folder by its ``config.json``."""
     header = read_model(path)
     keys = (
-        *("method", "input", "model_fingerprint", "codebooks_fingerprint", "class_names"),
-        *("data", "split", "training", "versions"),
+        "method",
+        "input",
+        "model_fingerprint",
+        "codebooks_fingerprint",
+        "class_names",
+        "data",
+        "split",
+        "training",
+        "versions",
     )
     return {
         "kind": "model",

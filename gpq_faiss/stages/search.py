@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 _FITS = "the index and its search do not fit: free the GPU, or use --device cpu"
 _COLUMNS = ["query", "rank", "id", "name", "labels", "score"]
+_RESULT_NAMES = {*_COLUMNS, "ids", "names", "scores", "file_hash"}
+"""Names in tables and JSON that no kept column replaces, and the hash of image files."""
 
 
 def search(
@@ -99,8 +101,8 @@ def search(
         }
     query_ids = dataset.ids[positions]
     names = dataset.texts.get("name", np.full(len(dataset), ""))[positions]
-    pairs = zip(names.tolist(), query_ids.tolist(), strict=True)
-    if short := int((item_ids == -1).any(axis=1).sum()):
+    short = int((item_ids == -1).any(axis=1).sum())
+    if short:
         log.warning(
             "%d of %d queries have fewer than %d results: too few items pass the filter",
             short,
@@ -108,12 +110,14 @@ def search(
             k,
         )
     return SearchResult(
-        item_ids,
-        scores,
-        query_ids,
-        tuple(name or str(id_) for name, id_ in pairs),
-        opened.fingerprint,
-        description,
+        ids=item_ids,
+        scores=scores,
+        query_ids=query_ids,
+        query_names=tuple(
+            name or str(id_) for name, id_ in zip(names.tolist(), query_ids.tolist(), strict=True)
+        ),
+        codebooks_fingerprint=opened.fingerprint,
+        description=description,
         items=items,
         data_fingerprint=source.data_fingerprint,
     )
@@ -190,9 +194,9 @@ class SearchResult(Shown):
 
     @property
     def _kept(self) -> list[str]:
-        """Names of the kept columns of the items."""
+        """Names of the kept columns of the items, but for those named as columns of results."""
         texts = dict.fromkeys(name for item in self.items.values() for name in item.texts)
-        return [name for name in texts if name not in ("name", "file_hash")]
+        return [name for name in texts if name not in _RESULT_NAMES]
 
     def _results(self, row: int) -> list[tuple[int, float, Item]]:
         """Return id, score and item of each result of a query, best first."""
@@ -296,8 +300,9 @@ class SearchResult(Shown):
             labels = queries.labels.at(np.array([query_row])).class_names if queries.labels else ()
             cells = [Cell(_image(queries, query_row), ", ".join(labels))]
             for number, score, item in self._results(row):
-                both_labelled = labels and item.labels is not None
-                relevant = not set(labels).isdisjoint(item.labels or ()) if both_labelled else None
+                relevant = None
+                if labels and item.labels is not None:
+                    relevant = not set(labels).isdisjoint(item.labels)
                 caption = " · ".join([*(item.labels or ()), f"{score:.2f}"])
                 cells.append(Cell(_image(items, rows.find(number, item)), caption, relevant))
             gallery.append(cells)

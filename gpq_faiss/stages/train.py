@@ -127,11 +127,14 @@ def train(
                 log.warning("%s", dataset.bad_summary())
             network = trained.method
             assert isinstance(network, CodeMethod)
-            description = {"method": network.name, **_describe(trained, dataset, split)}
             save_model(
                 out,
                 network.eval(),
-                description | {"run_identity": identity},
+                {
+                    "method": network.name,
+                    **_describe(trained, dataset, split),
+                    "run_identity": identity,
+                },
                 extra={"metrics.jsonl": "".join(f"{line}\n" for line in trained.run.lines)},
                 split=split,
             )

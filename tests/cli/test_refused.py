@@ -68,6 +68,7 @@ def test_wrong_training_is_one_line(folder, options, code, message):
         ("index model --out out", 2, "Missing argument"),
         ("index model codes.h5 --out codes.h5 --overwrite", 2, "not the output itself"),
         (f"{EVALUATE} -k 0", 2, "k=0"),
+        (f"{EVALUATE} --out out.parquet", 2, "'parquet' is not one of 'text', 'json'"),
         (f"{EVALUATE} --protocol 2", 1, "protocol"),
         (f"{EVALUATE} --codes codes.h5 --protocol 1", 2, "leave out --compare and --protocol"),
         ("export images --to numpy --out out", 1, "not a model folder"),

@@ -81,6 +81,7 @@ def test_errors_in_a_grid_name_its_file(tmp_path, text, message):
     [
         ({"method": ["pq"]}, "key 'method' is unknown: did you mean 'methods'"),
         ({"methods": []}, r"methods = \[\]: .* at least 1 item"),
+        ({"methods": 5}, "methods = 5: input should be a valid array"),
         ({"methods": ["faiss:PQ4"]}, "method 'faiss:PQ4' is unknown"),
         ({"bits": [12, "24"]}, r"bits\.1 = '24': input should be a valid integer"),
         ({"bits": [0]}, r"bits\.0 = 0: input should be greater than or equal to 1"),

@@ -119,8 +119,9 @@ def draw(folder, kind, out):
     return {path.name: caption for caption, path in draw_experiment(folder, out).items()}
 
 
-def test_figures_of_a_table_are_in_its_markdown(finished, tmp_path):
-    drawn = draw_experiment(finished, tmp_path)
+def test_figures_of_a_table_are_in_its_markdown_although_runs_are_missing(finished, tmp_path):
+    missing = shutil.ignore_patterns("pq_24bits_*")
+    drawn = draw_experiment(shutil.copytree(finished, tmp_path / "less", ignore=missing), tmp_path)
     names = {path.stem for path in drawn.values()}
     assert names == {"map", "neighbours", "pr", "precision", "recall"}
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn.values())

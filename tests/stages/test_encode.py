@@ -1,5 +1,6 @@
 """Encoding is resumed after any interruption, and is of the data that are there now."""
 
+import itertools
 import os
 from dataclasses import replace
 
@@ -29,14 +30,13 @@ def model(tmp_path):
     return make_model(tmp_path / "model")
 
 
-def fail_once(monkeypatch, call, error=None):
+def fail_once(monkeypatch, call, error):
     """The ``call``-th commit of rows fails, as on a full disk; the others come after each block."""
-    commit, calls = RowWriter.commit, []
+    commit, calls = RowWriter.commit, itertools.count(1)
 
     def failing(self):
-        calls.append(self.rows)
-        if len(calls) == call:
-            raise error or DataError("the disk is full")
+        if next(calls) == call:
+            raise error
         commit(self)
 
     monkeypatch.setattr("gpq_faiss.store.rows.COMMIT_SECONDS", 0)
@@ -48,24 +48,27 @@ def rows_of(path):
         return np.array(reader.ids), np.array(reader.values)
 
 
-@pytest.mark.parametrize("keep", [True, False])
-@pytest.mark.parametrize("error", [None, KeyboardInterrupt()])
-def test_no_item_is_skipped_after_an_interruption(tmp_path, model, data, monkeypatch, keep, error):
-    out, options = tmp_path / "codes.h5", {"keep_features": keep, "batch_size": 100}
-    fail_once(monkeypatch, 4, error)
-    with pytest.raises(DataError if error is None else KeyboardInterrupt):
-        encode(model, data, out, **options)
-    assert not out.exists()
-    encode(model, data, out, **options)
+@pytest.mark.parametrize("error", [DataError("the disk is full"), KeyboardInterrupt()])
+@pytest.mark.parametrize("keep", [(True, True), (False, False), (False, True, False, True)])
+def test_rows_are_complete_after_interruptions(tmp_path, model, data, monkeypatch, keep, error):
+    """``keep`` says for each of several calls whether it writes features; the last is complete."""
+    out = tmp_path / "codes.h5"
+    for features in keep[:-1]:
+        with monkeypatch.context() as patch:
+            fail_once(patch, 14 if features and len(keep) > 2 else 4, error)
+            with pytest.raises((DataError, KeyboardInterrupt)):
+                encode(model, data, out, keep_features=features, batch_size=100)
+    encode(model, data, out, keep_features=keep[-1], batch_size=100)
     encode(model, data, tmp_path / "whole.h5", keep_features=False, batch_size=100)
     assert same(rows_of(out), rows_of(tmp_path / "whole.h5"))
 
 
 def test_repeated_ids_are_refused_before_the_network_runs(tmp_path, model, data, monkeypatch):
     monkeypatch.setattr(Encoder, "_vectors", None)
-    repeated = replace(data, ids=np.where(np.arange(N) == 9, 4, np.arange(N)))
     with untouched(tmp_path), pytest.raises(DataError, match="id 4 occurs more than once"):
-        encode(model, repeated, tmp_path / "codes.h5")
+        encode(
+            model, replace(data, ids=np.where(data.ids == 9, 4, data.ids)), tmp_path / "codes.h5"
+        )
 
 
 @pytest.mark.parametrize(("name", "out"), [("features.h5", "codes.h5"), ("x.h5", "x.h5")])

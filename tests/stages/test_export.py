@@ -105,7 +105,9 @@ def folder(request, tmp_path):
     np.save(tmp_path / "queries.npy", queries(2, 20))
     flags = rng.random((N, 3)) < 0.4
     options = {"labels": np.packbits(flags, axis=1), "class_names": ("cat", "dog", "owl")}
-    options["texts"] = {"name": as_texts(f"item-{number}" for number in range(N))}
+    options["texts"] = dict.fromkeys(
+        ("name", "codes"), as_texts(f"item-{number}" for number in range(N))
+    )
     options["model_fingerprint"] = model.model_fingerprint
     ids = np.arange(N) * 7
     codes = make_rows(tmp_path / "codes.h5", random_codes(N, len(Z)), ids, Z, **options)

@@ -21,7 +21,7 @@ FORMS = ["index.faiss", "index.lists", "codes.h5"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Make a model, items with names, labels and a kept column, and indexes of every form."""
+    """Make a model, items with names, labels and kept columns, and indexes of every form."""
     folder, rng = tmp_path_factory.mktemp("search"), np.random.default_rng(0)
     model = make_model(folder / "model", M=4)
     np.savez(
@@ -33,7 +33,7 @@ def folder(tmp_path_factory):
         labels=np.array(["cat", "dog"] * N)[:N],
     )
     np.save(folder / "queries.npy", rng.standard_normal((Q, 20)).astype(np.float32))
-    data = gpq.open_data(f"features:{folder}/x.npz", keep="title")
+    data = gpq.open_data(f"features:{folder}/x.npz", keep="title,ids")
     codes = gpq.encode(model, data, folder / "codes.h5")
     for name in ("index.faiss", "index.lists"):
         gpq.index(model, codes, folder / name)
