@@ -29,7 +29,7 @@ def assign(targets: Tensor, codewords: Tensor, beam: int = BEAM) -> Tensor:
     residual = targets.unsqueeze(1)
     chosen = targets.new_zeros(targets.shape[0], 1, 0, dtype=torch.long)
     for m, words in enumerate(codewords):
-        # |left - codeword|² for every partial sum and codeword: float [B, beam, K].
+        # |residual - codeword|² for every partial sum and codeword: float [B, beam, K].
         distance = (
             residual.square().sum(dim=2, keepdim=True)
             - 2 * residual @ words.T
