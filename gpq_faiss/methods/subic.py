@@ -71,7 +71,8 @@ class SUBIC(Baseline):
         batch_entropy = -torch.special.xlogy(frequency, frequency.clamp_min(1e-30)).sum()
         classification = cross_entropy(log_p, shares(batch.y))
         parts = {
-            "classification": classification / math.log(self.n_classes),
+            # log C of a single class would be 0.
+            "classification": classification / math.log(max(2, self.n_classes)),
             "mean_entropy": mean_entropy / _BIT / bits,
             "batch_entropy": batch_entropy / _BIT / bits,
         }
