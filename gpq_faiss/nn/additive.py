@@ -54,8 +54,10 @@ def assign_logits(targets: Tensor, codewords: Tensor, beam: int = BEAM) -> Tenso
     cost = targets.new_zeros(B, 1)
     chosen = targets.new_zeros(B, 1, 0, dtype=torch.long)
     for m, words in enumerate(codewords):
-        log_sums = (posterior @ factors[m].T).log()
-        total = cost.unsqueeze(2) - (targets @ words.T).unsqueeze(1) + log_sums
+        # The logarithm is that of the softmax's denominator.
+        total = (
+            cost.unsqueeze(2) - (targets @ words.T).unsqueeze(1) + (posterior @ factors[m].T).log()
+        )
         cost, parent, word, chosen = _best(total, chosen, beam if m < len(codewords) - 1 else 1)
         posterior = posterior.gather(1, parent.expand(-1, -1, C)) * factors[m][word]
         posterior = posterior / posterior.sum(dim=2, keepdim=True)
