@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .methods.model import Model
 
 log = logging.getLogger(__name__)
+# A warning that repeats, as of a query that is sent again, is logged once.
 _warn_once = functools.lru_cache(256)(log.warning)
 
 Vectors = tuple[NDArray[np.float32], NDArray[np.bool_]]
@@ -327,7 +328,7 @@ def read_encoder_metadata(path: str | Path) -> Metadata:
     path = Path(path)
     with reading(path, "an exported encoder"):
         if not zipfile.is_zipfile(path):
-            return _onnx_metadata(_open_session(path), path)
+            return _parse(_open_session(path).get_modelmeta().custom_metadata_map, path)
         with zipfile.ZipFile(path) as archive:
             names = [name for name in archive.namelist() if name.endswith(f"/{METADATA_FILE}")]
             with archive.open(names[0] if names else METADATA_FILE) as member:
@@ -356,10 +357,6 @@ def _open_session(path: Path) -> Any:
     return onnxruntime.InferenceSession(
         path.read_bytes(), options, providers=["CPUExecutionProvider"], enable_fallback=0
     )
-
-
-def _onnx_metadata(session: Any, path: Path) -> Metadata:
-    return _parse(dict(session.get_modelmeta().custom_metadata_map), path)
 
 
 def graph_input(values: NDArray[Any]) -> NDArray[np.float32]:
@@ -394,7 +391,7 @@ class OnnxEncoder(Embedder):
             )
         with reading(path, "an exported encoder"):
             session = _open_session(path)
-            metadata = _onnx_metadata(session, path)
+            metadata = _parse(session.get_modelmeta().custom_metadata_map, path)
         return cls(
             path,
             metadata.input_kind,

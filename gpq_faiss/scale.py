@@ -41,16 +41,23 @@ def scale_warning(
     """Return a warning if ``n`` vectors are not ``measured`` at the ``expected`` scale."""
     if not expected or not measured or not measured["norm"]:
         return None
-    least, largest = ("least_norm", "largest_norm") if n < _MIN_VECTORS else ("norm", "norm")
-    is_same = expected[least] / _MAX_FACTOR <= measured["norm"] <= expected[largest] * _MAX_FACTOR
-    shift = max(abs(measured[end] - expected[end]) for end in ("low", "high"))
-    if is_same and (
-        n < _MIN_VECTORS or shift <= (_MAX_FACTOR - 1) * (expected["high"] - expected["low"])
-    ):
+    if n < _MIN_VECTORS:
+        is_usual = (
+            expected["least_norm"] / _MAX_FACTOR
+            <= measured["norm"]
+            <= expected["largest_norm"] * _MAX_FACTOR
+        )
+    else:
+        is_usual = expected["norm"] / _MAX_FACTOR <= measured["norm"] <= expected[
+            "norm"
+        ] * _MAX_FACTOR and max(abs(measured[end] - expected[end]) for end in ("low", "high")) <= (
+            _MAX_FACTOR - 1
+        ) * (expected["high"] - expected["low"])
+    if is_usual:
         return None
-    text = "norms of about {norm:.3g} and numbers from {low:.3g} to {high:.3g}"
+    scale = "norms of about {norm:.3g} and numbers from {low:.3g} to {high:.3g}"
     return (
-        f"the vectors have {text.format(**measured)}, those of the training have "
-        f"{text.format(**expected)}: scale (here by "
+        f"the vectors have {scale.format(**measured)}, those of the training have "
+        f"{scale.format(**expected)}: scale (here by "
         f"{expected['norm'] / measured['norm']:.3g}) or shift them as for the training"
     )

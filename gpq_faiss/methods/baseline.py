@@ -33,11 +33,14 @@ class Baseline(TrainableMethod):
         super().__init__()
         q = config.quantizer
         self.bits, self.M, self.K, self.d = q.bits, q.codebooks, q.codewords, q.subdim
-        self.config, self.items, self.n_classes = config, len(dataset), n_classes
+        self.config = config
+        self.items = len(dataset)
+        self.n_classes = n_classes
         self.seed = config.training.seed
         self.draws = torch.Generator().manual_seed(self.seed)
-        input_ = input_description(dataset, image_size)
-        self.extractor = build_extractor(config, input_, self.output_width(), self.draws)
+        self.extractor = build_extractor(
+            config, input_description(dataset, image_size), self.output_width(), self.draws
+        )
         self.build()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -57,8 +60,8 @@ class Baseline(TrainableMethod):
 
     def deep(self, x: Tensor, amp: bool) -> Tensor:
         """The extractor's features of items, float32 [n, W]."""
-        net = self.extractor
-        return run_network(lambda x: net.trunk_features(net.input(x)), x, amp)
+        extractor = self.extractor
+        return run_network(lambda x: extractor.trunk_features(extractor.input(x)), x, amp)
 
     def raw(self, batch: TrainingBatch, amp: bool) -> Tensor:
         """The extractor's output for the labelled items of a batch, float32 [B, width]."""

@@ -125,7 +125,7 @@ class BGDH(Baseline):
     """λ of the graph term, and η."""
     nearest = 5
     """s, anchors per item."""
-    wrong = 5
+    negatives = 5
     """Random contexts per context reached by a walk."""
 
     def build(self) -> None:
@@ -175,19 +175,17 @@ class BGDH(Baseline):
         return cast(Tensor, self.view.eval()(x)).float()
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
-        x = batch.x
-        u, e = self.hash_and_embedding(self.deep(x, amp))
+        u, e = self.hash_and_embedding(self.deep(batch.x, amp))
         labelled = u[: len(batch.y)]
         parts = {
             "pairs": pairwise_likelihood(labelled, batch.y),
             "quantisation": (labelled - torch.where(labelled > 0, 1.0, -1.0)).square().mean(),
         }
         if used := int(self.graph.used):
-            # The first context is reached by a walk, the others are random.
-            right = self.graph.walk(self.graph_features(x), batch.generator)[:, None]
-            wrong = torch.randint(used, (len(x), self.wrong), generator=batch.generator)
-            contexts = self.contexts[torch.cat([right, wrong], dim=1).to(e.device)]
-            scores = torch.einsum("nre,ne->nr", contexts, e)
+            positive = self.graph.walk(self.graph_features(batch.x), batch.generator)
+            negatives = torch.randint(used, (len(e), self.negatives), generator=batch.generator)
+            context_ids = torch.cat([positive[:, None], negatives], dim=1).to(e.device)
+            scores = torch.einsum("nre,ne->nr", self.contexts[context_ids], e)
             likelihood = F.logsigmoid(scores[:, 0]).sum() + F.logsigmoid(-scores[:, 1:]).sum()
             parts["graph"] = -likelihood / scores.numel()
         return weighted(parts, quantisation=self.quantisation, graph=self.weight)

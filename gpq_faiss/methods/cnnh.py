@@ -37,32 +37,34 @@ from .trainable import TrainingBatch
 def descend(
     y: NDArray[np.float32], H: NDArray[np.float64], sweeps: int, rng: np.random.Generator
 ) -> None:
-    """Coordinate descent on H [n, q], in place, for multi-hot labels y [n, C]."""
+    """Lower ``||S - H Hᵀ / q||²`` by coordinate descent on H [n, q], in place, in ``sweeps`` passes
+    over all entries, for multi-hot labels y [n, C]."""
     n, q = H.shape
     sets, inverse = np.unique(y > 0, axis=0, return_inverse=True)
-    # A row per set of labels.
+    # A row and a column per set of labels.
     S = np.where(sets.astype(np.float32) @ sets.T > 0, 1, -1).astype(np.int8)
-    sets_of = inverse.reshape(-1)
+    set_of_item = inverse.reshape(-1)
     norms = np.einsum("nq,nq->n", H, H).tolist()
     for _ in range(sweeps):
         for j in rng.permutation(q).tolist():
             inner = H.T @ H[:, j]  # Hᵀ H_·j
-            pulled = (
-                S @ np.bincount(sets_of, weights=H[:, j]) * q
-            )  # q S H_·j, one number per set of labels
+            # q S H_·j, one number per set of labels.
+            pull = S @ np.bincount(set_of_item, weights=H[:, j]) * q
             for i in rng.permutation(n).tolist():
-                h, u = H[i], sets_of[i]
+                h, u = H[i], set_of_item[i]
                 old = float(h[j])
-                slope = float(h @ inner) - float(pulled[u])
+                slope = float(h @ inner) - float(pull[u])
                 if (slope >= 0 and old <= -1) or (slope <= 0 and old >= 1):
                     continue  # at the border of [-1, 1], pointing outwards
                 curve = float(inner[j]) + old * old + norms[i] - q
-                step = -slope / curve if curve > 0 else (-2.0 if slope > 0 else 2.0)
-                new = min(1.0, max(-1.0, old + step))
+                if curve > 0:
+                    new = min(1.0, max(-1.0, old - slope / curve))
+                else:  # f has no minimum along this entry: go downhill to the border
+                    new = -1.0 if slope > 0 else 1.0
                 d = new - old
                 inner += d * h
                 inner[j] += d * new
-                pulled += (q * d) * S[u]
+                pull += (q * d) * S[u]
                 norms[i] += new * new - old * old
                 h[j] = new
 
@@ -87,9 +89,10 @@ class CNNH(Baseline):
         y: NDArray[np.float32],
         unlabelled: NDArray[np.int64],
     ) -> None:
-        codes = torch.from_numpy(factorise(y, self.bits, seed=self.seed)).float()
         # Not in a checkpoint: a resumed run computes the same codes again.
-        self.targets: Tensor = nn.Buffer(codes, persistent=False)
+        self.targets: Tensor = nn.Buffer(
+            torch.from_numpy(factorise(y, self.bits, seed=self.seed)).float(), persistent=False
+        )
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         errors = self.raw(batch, amp).tanh() - self.targets[batch.positions]

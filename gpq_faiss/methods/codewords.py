@@ -29,9 +29,9 @@ from torch import Tensor
 from ..nn.additive import BEAM, assign, assign_logits
 from .kmeans import kmeans
 
-STARTS = 5
+_STARTS = 5
 """Runs of k-means; the best is kept. Missing a class is the costliest failure."""
-PLACE = 0.4
+_SCALE_RATIO = 0.4
 """Initial scale of a codebook relative to the one before."""
 _ITERATIONS = 10
 """Alternations of codes and codewords."""
@@ -61,16 +61,21 @@ _BLOCK_NUMBERS = 1 << 24
 
 
 def fit_codewords(targets: Tensor, M: int, K: int, *, seed: int, residual: bool = False) -> Tensor:
-    """M codebooks of K codewords, float32 [M, K, E], on the CPU, whose sums approximate ``targets``
-    float [n, E]; ``seed`` of k-means; ``residual``: they start as a residual quantiser, as they
-    should where K centroids merge what must be told apart."""
+    """Fit M codebooks of K codewords, float32 [M, K, E], on the CPU, whose sums approximate
+    ``targets`` float [n, E].
+
+    Args:
+        seed: of k-means.
+        residual: whether codebooks start as a residual quantiser, as they should where K centroids
+            merge classes, instead of the same centroids at falling scales.
+    """
     x = targets.float().cpu()
     if residual:
         codewords = _residual_codewords(x, M, K, seed=seed)
     else:
-        scales = PLACE ** np.arange(M, dtype=np.float32)
+        scales = _SCALE_RATIO ** np.arange(M, dtype=np.float32)
         codewords = torch.from_numpy(
-            (scales / scales.sum())[:, None, None] * kmeans(x.numpy(), K, seed, nredo=STARTS)
+            (scales / scales.sum())[:, None, None] * kmeans(x.numpy(), K, seed, nredo=_STARTS)
         )
     for _ in range(_ITERATIONS):
         codewords = least_squares(x, assign(x, codewords), K)
@@ -82,7 +87,7 @@ def _residual_codewords(x: Tensor, M: int, K: int, *, seed: int) -> Tensor:
     k-means of what those before it leave."""
     words: list[Tensor] = []
     for _ in range(M):
-        words.append(torch.from_numpy(kmeans(x.numpy(), K, seed, nredo=STARTS)))
+        words.append(torch.from_numpy(kmeans(x.numpy(), K, seed, nredo=_STARTS)))
         x = x - words[-1][assign(x, words[-1][None])[:, 0]]
     return torch.stack(words)
 
@@ -151,22 +156,22 @@ def weights_of_parts(
         residual: float [n, E], of the same items.
         feature_weight: weight of the feature similarity, from 0 to 1; the class has the rest.
     """
-    residual, tempered = residual[:_WEIGHT_ITEMS], tempered[:_WEIGHT_ITEMS]
-    parts = (
-        (
-            1 - feature_weight,
-            posterior,
-            class_codebooks.tables,
-            class_codebooks.assign(tempered),
-        ),
-        (feature_weight, residual, feature_codewords, assign(residual, feature_codewords)),
-    )
-    weights = []
-    for weight, vectors, codewords, codes in parts:
-        deviation = float((vectors[:_WEIGHT_QUERIES] @ _add_codewords(codewords, codes).T).std())
-        # The network normalises codewords by the longest of their part.
-        weights.append(weight * float(codewords.norm(dim=2).max()) / max(deviation, 1e-12))
-    return torch.tensor(weights)
+    class_codes = class_codebooks.assign(tempered[:_WEIGHT_ITEMS])
+    feature_codes = assign(residual[:_WEIGHT_ITEMS], feature_codewords)
+    class_items = _add_codewords(class_codebooks.tables, class_codes)
+    feature_items = _add_codewords(feature_codewords, feature_codes)
+    deviations = torch.stack(
+        [
+            (posterior[:_WEIGHT_QUERIES] @ class_items.T).std(),
+            (residual[:_WEIGHT_QUERIES] @ feature_items.T).std(),
+        ]
+    ).double()
+    # The network normalises codewords by the longest of their part.
+    longest = torch.stack(
+        [words.norm(dim=2).max() for words in (class_codebooks.tables, feature_codewords)]
+    ).double()
+    weights = torch.tensor([1 - feature_weight, feature_weight], dtype=torch.double)
+    return (weights * longest / deviations.clamp_min(1e-12)).float()
 
 
 @torch.enable_grad()

@@ -59,9 +59,11 @@ class DQN(Alternating):
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         z = self.outputs(batch, amp)
-        parts = {"cosine": pairwise_cosine(z, batch.y)}
-        # A product, not a branch, so that a GPU need not synchronise.
-        parts["quantisation"] = (z - self.nearest(z.detach())).square().mean() * self.fitted
+        parts = {
+            "cosine": pairwise_cosine(z, batch.y),
+            # A product, not a branch, so that a GPU need not synchronise.
+            "quantisation": (z - self.nearest(z.detach())).square().mean() * self.fitted,
+        }
         return weighted(parts, quantisation=self.weight)
 
     def refit(self, positions: Tensor, x: Floats) -> Floats:

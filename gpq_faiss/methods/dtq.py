@@ -164,11 +164,12 @@ class DTQ(Alternating):
         return weighted(parts, quantisation=self.weight)
 
     def refit(self, positions: Tensor, x: Floats) -> Floats:
-        """Codes and codebooks in turns."""
+        """Refit codes and codebooks in turns, and keep the codes."""
         C = self.codewords.cpu().numpy() if bool(self.fitted) else self._first_codebooks(x)
         for _ in range(3):
-            codes = iterated_conditional_modes(x, C, sweeps=3)
-            C = update_codebooks(x, codes, C, self.orthogonality)
+            C = update_codebooks(
+                x, iterated_conditional_modes(x, C, sweeps=3), C, self.orthogonality
+            )
         codes = iterated_conditional_modes(x, C, sweeps=3)
         self.codes[positions] = torch.from_numpy(codes).to(self.codes.device)
         return C

@@ -75,7 +75,8 @@ class FaissCodec(Coder):
 
     def _train(self, x: Floats) -> None:
         index: Any = faiss.index_factory(x.shape[1], self.description)
-        self._index, self._codec, self._transforms = index, index, list[Any]()
+        self._index = index  # which owns its transforms, so it must live as long as they are used
+        self._codec, self._transforms = index, list[Any]()
         if isinstance(index, faiss.IndexPreTransform):
             self._codec = faiss.downcast_index(index.index)
             chain: Any = index.chain

@@ -68,19 +68,21 @@ class GPQ(CodeMethod):
         )
         raw = torch.cat([self.raw(x, amp=amp) for x in torch.split(batch.x, sizes)])
         labelled = intra_normalize(raw[:n], self.M)
-        W = self.prototypes
         quantised = soft_assign(labelled, self.codebooks(), self.config.alpha)
         pairs = triplet if method == "gpq-triplet" else npair
         parts: dict[str, Tensor] = {pairs.__name__: pairs(labelled, quantised, batch.y)}
         if loss.lambda1:
-            y = shares(batch.y)
             parts["classification"] = subspace_classification(
-                labelled, W, y, beta, "paper" if method == "gpq-printed" else "code"
+                labelled,
+                self.prototypes,
+                shares(batch.y),
+                beta,
+                "paper" if method == "gpq-printed" else "code",
             )
         if loss.lambda2 and len(raw) > n:
             unlabelled = intra_normalize(reverse_gradient(raw[n:]), self.M)
             parts["entropy"] = subspace_entropy(
-                unlabelled, W, beta, "code" if method == "gpq-authors" else "paper"
+                unlabelled, self.prototypes, beta, "code" if method == "gpq-authors" else "paper"
             )
         return weighted(parts, classification=loss.lambda1, entropy=-loss.lambda2)
 

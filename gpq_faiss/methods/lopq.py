@@ -49,8 +49,6 @@ class LOPQ(Coder):
 
     name = "lopq"
     unit = True
-    centroids: Floats
-    cells: list[tuple[Floats, ProductCoder]]
 
     def __init__(self, bits: int, *, seed: int = 0) -> None:
         super().__init__(bits, seed=seed)
@@ -70,8 +68,7 @@ class LOPQ(Coder):
         ]
 
     def _local(self, residuals: Floats) -> tuple[Floats, ProductCoder]:
-        width = residuals.shape[1]
-        rotation = local_rotation(residuals, self.M, width + -width % self.M)
+        rotation = local_rotation(residuals, self.M)
         codebooks = fit_codebooks(residuals @ rotation.T, self.M, K, seed=self.seed)
         return rotation, ProductCoder(codebooks, "l2")
 
@@ -85,34 +82,38 @@ class LOPQ(Coder):
         codes = np.empty((len(x), self.code_size), np.uint8)
         codes[:, -1] = cell = self._cell_of(x)
         for c in np.unique(cell):
-            rows, quantizer = cell == c, self.cells[c][1]
-            codes[rows, :-1] = quantizer.encode(self._in_cell(x[rows], c))
+            rows = cell == c
+            codes[rows, :-1] = self.cells[c][1].encode(self._in_cell(x[rows], c))
         return codes
 
     def _score(self, xq: Floats, codes: Codes) -> Floats:
-        cell, scores = codes[:, -1], np.empty((len(xq), len(codes)), np.float32)
-        for c in np.unique(cell):
-            rows, quantizer = cell == c, self.cells[c][1]
-            scores[:, rows] = quantizer.score(self._in_cell(xq, c), codes[rows, :-1])
+        scores = np.empty((len(xq), len(codes)), np.float32)
+        for c in np.unique(codes[:, -1]):
+            rows = codes[:, -1] == c
+            scores[:, rows] = self.cells[c][1].score(self._in_cell(xq, c), codes[rows, :-1])
         return scores
 
 
-def local_rotation(residuals: Floats, M: int, padded: int) -> Floats:
-    """Principal axes of residuals [n, width], dealt out to M parts of padded / M rows: float32
-    [padded, width]; unused rows are zero."""
+def local_rotation(residuals: Floats, M: int) -> Floats:
+    """Principal axes of residuals [n, width], dealt out to M parts of d rows: float32 [M·d, width].
+
+    d is width / M, rounded up; unused rows are zero.
+    """
+    d = -(-residuals.shape[1] // M)
     centred = residuals - residuals.mean(axis=0, dtype=np.float64)
     variances, vectors = np.linalg.eigh(centred.T @ centred / len(centred))
     # Rank-deficient cells have variances of 0, or slightly negative by rounding.
     variances = np.maximum(variances, max(variances[-1], np.finfo(np.float32).tiny) * 1e-9)
     # So that the factors of a part's product are at least 1.
     logs = np.log(variances / variances[0])
-    rotation = np.zeros((M, padded // M, residuals.shape[1]), np.float32)
-    sizes, products = np.zeros(M, np.int64), np.zeros(M)
+    rotation = np.zeros((M, d, residuals.shape[1]), np.float32)
+    sizes = np.zeros(M, np.int64)
+    products = np.zeros(M)  # logarithms of the products of variances
     for axis in np.argsort(-variances, kind="stable"):
         # Ties go to the emptier part: the smallest variance has log 0.
-        parts = np.flatnonzero(sizes < padded // M).tolist()
+        parts = np.flatnonzero(sizes < d).tolist()
         m = min(parts, key=lambda m: (products[m], sizes[m]))
         rotation[m, sizes[m]] = vectors[:, axis]
         sizes[m] += 1
         products[m] += logs[axis]
-    return rotation.reshape(padded, -1)
+    return rotation.reshape(M * d, -1)

@@ -38,10 +38,12 @@ class Coded:
     """Queries and database of a split as encoded by a method.
 
     Attributes:
+        coder: the fitted coder.
         query_rows, base_rows: int64 [Q] and [N], rows in the data set of the readable items.
         xq: float32 [Q, width], coder input of the queries.
         codes: uint8 [N, code_size].
         vectors, vector_rows: float32 [n, width] and int64 [n], of some database items, for plots.
+        fit_seconds, encode_seconds: time of fitting the coder, and of encoding the database.
         extra: further values stored with the run.
     """
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..config import from_dict
 from ..data.protocols import Split
-from ..errors import DataError, MismatchError, one_line
+from ..errors import DataError, MismatchError, one_line, optional
 from ..faissio.model import FORMAT_VERSION, ModelHeader, read_model
 from ..files import atomic_path, fingerprint, write_json
 from ..nn.backbones import backbone_plugin
@@ -85,6 +85,7 @@ def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
         DataError: files missing, truncated or damaged.
         MismatchError: weights and ``config.json`` belong to different models, or the backbone's
             package is not installed.
+        ModuleNotFoundError: torchvision, which the backbone needs, is not installed.
     """
     folder = Path(folder)
     path = folder / "model.safetensors"
@@ -99,6 +100,13 @@ def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
         settings = description["config"]
         origin = description.get("backbone_of")
         name = settings["network"]["backbone"]
+        if name.startswith("timm/"):
+            optional(
+                "timm",
+                f"{folder} has the backbone {name}, which needs the package timm: "
+                "pip install 'gpq-faiss[timm]'",
+                MismatchError,
+            )
         if origin and backbone_plugin(name) is None:
             raise MismatchError(
                 f"{folder} has the backbone '{name}' of {origin}, which is not installed: "
@@ -114,7 +122,7 @@ def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
                 if name != "codebooks"
             }
         )
-    except (MismatchError, MemoryError):
+    except (MismatchError, MemoryError, ModuleNotFoundError):
         raise
     except Exception as error:  # what damage raises has no common base
         # An invalid setting is a usage error in training, but damage in a model folder.

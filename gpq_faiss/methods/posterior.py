@@ -9,14 +9,14 @@ Sums of codewords approximate p or its logits, and r.
 The class networks learn the labels by the cosine classifiers of the paper (eq. 3; few classes of
 images by plain logits) and, where labels are few, pseudo-labels propagated from the labels to
 unlabelled neighbours (:mod:`.propagation`); only then, or if the entropy mini-max (eq. 4) has a
-weight, do steps have unlabelled items. By their mean posterior two items share a class with the
-probability p·p'. Codewords are then fitted so that their sums are near the posteriors of unlabelled
-items (:mod:`.codewords`), which makes the score of a code nearly that probability, plus a small
-weight times the similarity of the features. Both parts are additive quantisers
+weight, do steps have unlabelled items. By their mean posteriors, items i and j share a class with
+the probability p_i·p_j. Codewords are then fitted so that their sums are near the posteriors of
+unlabelled items (:mod:`.codewords`), which makes the score of a code nearly that probability, plus
+a small weight times the similarity of the features. Both parts are additive quantisers
 (:mod:`gpq_faiss.nn.additive`), which an inner-product ``IndexPQ`` can represent. Reasons and
 figures: ``docs/recommended.md``.
 
-p is tempered (p') because networks are mostly overconfident after training: fitted to p itself,
+p is tempered because networks are mostly overconfident after training: fitted to p itself,
 most codewords would be spent on uncertain items, and confident items would share a handful of
 codes. With hundreds of classes and few labels they may be too cautious instead: then p is
 sharpened, or the many classes that it does not exclude would outweigh the few that it means.
@@ -25,6 +25,7 @@ sharpened, or the many classes that it does not exclude would outweigh the few t
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
@@ -116,11 +117,12 @@ def _check_accuracy(accuracy: float, labels: Floats) -> None:
 class PosteriorCodes(CodeMethod):
     """From images or features to item vectors, which consist of codewords, and to query vectors.
 
-    The head of ``backbone`` is replaced by N class networks, float [B, N·CLASS_DIM], over
-    convolutions for up to 32 classes without the entropy by one linear layer of logits, float [B,
-    C]; ``prototypes`` is None then. Of the M codebooks of K codewords of d dimensions A are for the
-    C classes, a number that follows from the labels, and M - A for the features; with A = 0, all
-    encode both jointly.
+    The head of ``backbone`` is replaced by N class networks, float [B, N·CLASS_DIM], whose cosines
+    with ``prototypes`` are logits. Over convolutions, for up to 32 classes and without the entropy,
+    it is replaced by a single linear layer of logits, float [B, C], and ``prototypes`` is None.
+
+    Of the M codebooks of K codewords of d dimensions, A are for the C classes, a number that
+    follows from the labels, and M - A for the features; with A = 0, all encode both jointly.
 
     Attributes:
         power: float [], exponent of class probabilities: of items (tempering), or of queries and
@@ -130,7 +132,8 @@ class PosteriorCodes(CodeMethod):
         tables: float [A, K, C], class codewords for scoring: a query's posterior is multiplied by
             their sum.
         logits: float [A, K, C], class codewords for encoding, whose sum approximates an item's
-            logits; empty, [0, K, C], if items are encoded by ``tables``, whose sum approximates p'.
+            logits; empty, [0, K, C], if items are encoded by ``tables``, whose sum then
+            approximates the tempered posterior.
         feature_codewords: float [M - A, K, E]; for joint codebooks [M, K, C + E].
         weights: float [2], of the class and feature parts of a query; for joint codebooks of
             queries and items.
@@ -145,35 +148,44 @@ class PosteriorCodes(CodeMethod):
         self, config: Config, backbone: Backbone, C: int, generator: torch.Generator
     ) -> None:
         super().__init__(config, backbone)
-        network, N = config.network, config.posterior.networks
+        network = config.network
         self.K, self.d, self.C = config.quantizer.codewords, config.quantizer.subdim, C
-        self.N, self.beta = N, config.beta
+        self.N = config.posterior.networks
+        self.beta = config.beta
+        self.width = cast(nn.Linear, backbone.head).in_features
+        self.unseen = config.posterior.unseen_classes is True
+        """Whether codes are for classes without labels, too."""
+        is_perceptron = isinstance(backbone, MLP)
         # Over convolutions logits learn few classes faster; cosines learn many classes of few items
         # better. The entropy needs cosines.
-        self.unseen = config.posterior.unseen_classes is True
-        linear = not (C > _FEW_CLASSES or self.entropy_weight or isinstance(backbone, MLP))
-        self.width = width = cast(nn.Linear, backbone.head).in_features
-        if isinstance(backbone, MLP):
-            sizes = (width, N, network.hidden[-1] if network.hidden else CLASS_HIDDEN, CLASS_DIM)
+        linear = C <= _FEW_CLASSES and not self.entropy_weight and not is_perceptron
+        if is_perceptron:
             backbone.head = SubspaceHeads(
-                *sizes, dropout=config.dropout, noise=network.first_noise, generator=generator
+                self.width,
+                self.N,
+                network.hidden[-1] if network.hidden else CLASS_HIDDEN,
+                CLASS_DIM,
+                dropout=config.dropout,
+                noise=network.first_noise,
+                generator=generator,
             )
         else:
             # Convolutions learn the features; perceptrons on top would slow this down.
-            backbone.head = make_head(width, C if linear else N * CLASS_DIM, generator)
-        self.prototypes = None if linear else random_directions(N, C, CLASS_DIM, generator)
-        self.power, self._sharpened = nn.Buffer(torch.tensor(TEMPERATURE_POWER)), False
+            backbone.head = make_head(self.width, C if linear else self.N * CLASS_DIM, generator)
+        self.prototypes = None if linear else random_directions(self.N, C, CLASS_DIM, generator)
+        self.power = nn.Buffer(torch.tensor(TEMPERATURE_POWER))
+        self._sharpened = False
         self._make_codebooks(self._count_class_codebooks())
         # Trunks of images give features of any scale; embeddings are standardised.
         self.even = (
-            nn.LayerNorm(width, elementwise_affine=False)
+            nn.LayerNorm(self.width, elementwise_affine=False)
             if backbone.spec.kind == "images"
             else nn.Identity()
         )
         self.consistent = (
             network.weights != "none"
             and config.posterior.propagation > 0
-            and not (self.unseen or isinstance(backbone, MLP))
+            and not (self.unseen or is_perceptron)
         )
         """Whether unlabelled images are learnt by consistency."""
         self.accuracy: float | None = None
@@ -182,15 +194,19 @@ class PosteriorCodes(CodeMethod):
         self.pseudo_labels: PseudoLabels | None = None
 
     def _count_class_codebooks(self, labels: float = 1.0) -> int:
-        """Number of class codebooks, for a mean number of labels an item: all if codes are short or
-        labels many, none (joint codebooks) for classes without labels."""
+        """Number of class codebooks, for a mean number of labels an item.
+
+        It is M, so that no codebook is for the features, if codes are short, labels are many, or
+        the features have no weight; and 0 (joint codebooks) for classes without labels.
+        """
+        settings = self.config.posterior
         if self.unseen:
             return 0
-        setting = self.config.posterior.class_codebooks
-        automatic = max(1, round(_CLASS_CODEBOOKS_PER_BIT * labels * np.log2(self.C)))
-        if not self.config.posterior.feature_weight:
+        if not settings.feature_weight:
             return self.M
-        return min(self.M, automatic if setting == "auto" else setting)
+        if settings.class_codebooks != "auto":
+            return min(self.M, settings.class_codebooks)
+        return min(self.M, max(1, round(_CLASS_CODEBOOKS_PER_BIT * labels * math.log2(self.C))))
 
     def _make_codebooks(self, A: int) -> None:
         """Make room for A codebooks of classes and M - A of features, which are fitted later."""
@@ -313,10 +329,14 @@ class PosteriorCodes(CodeMethod):
 
     @torch.no_grad()
     def fit_power(self, posterior: Tensor, accuracy: float) -> None:
-        """Set the power, from :data:`LEAST_POWER` to :data:`MOST_POWER`, for which the mean of the
-        largest class probability (of :meth:`mean_posterior`, float [n, C]) equals ``accuracy``;
-        above 1 only with more than 2 K classes, and up to :data:`MOST_CONFIDENCE`. With feature
-        codebooks, which separate confident items, the square root of a power below 1 is used."""
+        """Set the power for which the confidence, the mean of the largest class probability (of
+        :meth:`mean_posterior`, float [n, C]), equals ``accuracy``.
+
+        It lies between :data:`LEAST_POWER` and 1. With more than 2 K classes it may be larger, up
+        to :data:`MOST_POWER` and to the confidence :data:`MOST_CONFIDENCE`, and without feature
+        codebooks it is not smaller than 1. Feature codebooks separate confident items: with them
+        the square root of a power below 1 is used.
+        """
         log_p = posterior.double().clamp_min(1e-30).log()
 
         def confidence(power: float) -> float:
@@ -328,15 +348,17 @@ class PosteriorCodes(CodeMethod):
         sharp = min(accuracy, MOST_CONFIDENCE)
         many_classes = self.A > 0 and self.C > 2 * self.K
         self._sharpened = many_classes and confidence(1.0) < sharp
-        low, high, aim = (
-            (1.0, MOST_POWER, sharp) if self._sharpened else (LEAST_POWER, 1.0, accuracy)
-        )
+        if self._sharpened:
+            low, high, aim = 1.0, MOST_POWER, sharp
+        else:
+            low, high, aim = LEAST_POWER, 1.0, accuracy
         for _ in range(20):
             power = (low + high) / 2
             low, high = (power, high) if confidence(power) < aim else (low, power)
-        if not self._sharpened:
-            alone = 1.0 if many_classes else power
-            power = alone if self.A == self.M else power**0.5
+        if not self._sharpened and self.A < self.M:
+            power = power**0.5
+        elif not self._sharpened and many_classes:
+            power = 1.0
         self.power.fill_(power)
 
     @torch.no_grad()
@@ -355,8 +377,8 @@ class PosteriorCodes(CodeMethod):
             p.T @ p + 1e-2 * torch.eye(p.shape[1], dtype=torch.double), p.T @ direction
         )
         residual = direction - p @ prediction
-        vectors = torch.linalg.eigh(residual.T @ residual).eigenvectors
-        axes = vectors.flip(1)[:, : self.principal_axes.shape[1]]
+        ascending = torch.linalg.eigh(residual.T @ residual).eigenvectors
+        axes = ascending.flip(1)[:, : self.principal_axes.shape[1]]
         # The sign of an eigenvector is arbitrary: make the largest entry positive.
         axes = axes * axes.gather(0, axes.abs().argmax(dim=0, keepdim=True)).sign()
         self.principal_axes.copy_(axes)
@@ -388,10 +410,13 @@ class PosteriorCodes(CodeMethod):
         self.basis, self.pq_codewords = nn.Buffer(basis), nn.Buffer(pq_codewords)
 
     def fit_labels(self, reader: Reader, rows: Rows, y: Floats, unlabelled: Rows) -> None:
-        """Count the labels of an item, estimate the accuracy from them, recognise classes without
-        labels, propagate labels to unlabelled items, and choose the noise, if ``network.noise`` is
-        ``auto`` and class networks take the input directly. With convolutions they are only
-        counted, as pixel distances mean little."""
+        """Choose the number of class codebooks from the mean number of labels of an item.
+
+        Perceptrons also learn from distances between inputs, which mean little between the pixels
+        that convolutions take: estimate the accuracy, recognise classes without labels, propagate
+        labels to unlabelled items, and choose the noise, if ``network.noise`` is ``auto`` and class
+        networks take the input directly.
+        """
         labels = float(y.sum() / max(1, y.any(axis=1).sum()))
         if isinstance(self.backbone, MLP):
             self._learn_from_vectors(reader, rows, y, unlabelled)
@@ -400,7 +425,6 @@ class PosteriorCodes(CodeMethod):
     def _learn_from_vectors(self, reader: Reader, rows: Rows, y: Floats, unlabelled: Rows) -> None:
         """The part of :meth:`fit_labels` that compares vectors."""
         config = self.config
-        head = cast(SubspaceHeads, self.backbone.head)
         stride = -(-len(rows) // MOST_ROWS)
         x, readable = self._vectors(reader, rows[::stride])
         labels = y[::stride][readable]
@@ -413,7 +437,7 @@ class PosteriorCodes(CodeMethod):
         )
         _check_accuracy(self.accuracy, labels)
         if config.network.noise == "auto" and not self.backbone.spec.hidden:
-            head.noise = noise
+            cast(SubspaceHeads, self.backbone.head).noise = noise
         if not config.training.batch_unlabelled or not len(unlabelled):
             return
         if config.posterior.unseen_classes == "auto":
@@ -453,20 +477,15 @@ class PosteriorCodes(CodeMethod):
         network, and smaller ones for cosines over convolutions and for pretrained convolutions."""
         head = self.backbone.head
         pretrained = config.network.weights != "none"
-        perceptron, cosines = isinstance(head, SubspaceHeads), self.prototypes is not None
-        trunk_rate = 1.0 if perceptron or not (cosines or pretrained) else _CONVOLUTION_RATE
+        perceptron = isinstance(head, SubspaceHeads)
+        slow_trunk = not perceptron and (self.prototypes is not None or pretrained)
+        trunk_rate = _CONVOLUTION_RATE if slow_trunk else 1.0
         class_rate = _CLASS_RATE if perceptron or pretrained else trunk_rate
         of_classes = {*head.parameters(), self.prototypes}
+        trained = [p for p in self.parameters() if p.requires_grad]
         groups = [
-            {
-                "params": [
-                    p
-                    for p in self.parameters()
-                    if p.requires_grad and (p in of_classes) == class_group
-                ],
-                "times": rate,
-            }
-            for class_group, rate in ((False, trunk_rate), (True, class_rate))
+            {"params": [p for p in trained if p not in of_classes], "times": trunk_rate},
+            {"params": [p for p in trained if p in of_classes], "times": class_rate},
         ]
         # One pass over the memory instead of several.
         return torch.optim.Adam(
@@ -520,10 +539,12 @@ class PosteriorCodes(CodeMethod):
     ) -> None:
         """Fit the codebooks to the class networks' posteriors of unlabelled items; to more items if
         ``final``."""
-        config = self.eval().config
+        self.eval()
+        config = self.config
         outputs = [self.features(x) for x in sample(_ITEMS if final else _ITEMS // 2)]
         features, raw = (torch.cat(tensors) for tensors in zip(*outputs, strict=True))
-        K, seed = self.K, config.training.seed
+        A, K = self.A, self.K
+        seed = config.training.seed
         w = UNSEEN_FEATURES if self.unseen else config.posterior.feature_weight
         check_rows(raw, K)
         p = self.mean_posterior(raw)
@@ -533,20 +554,26 @@ class PosteriorCodes(CodeMethod):
             self.fit_power(p, self.accuracy)
         posterior = self.posterior(raw)
         self.fit_residual(features, posterior)
-        if not self.A:
+        weights = self.weights
+        if not A:
             # Joint codewords are fitted to the weighted sum of both parts.
-            self.weights = torch.tensor([1 - w, w], device=p.device).sqrt()
+            self.weights = weights = torch.tensor([1 - w, w], device=p.device).sqrt()
         targets = self.feature_targets(features, posterior)
-        words = torch.zeros(0, K, 0)
-        classes, weights = ClassCodebooks(*torch.zeros(2, 0, K, self.C)), self.weights
-        if self.A < self.M:
-            words = fit_codewords(targets, self.M - self.A, K, seed=seed)
-        if self.A:
+        class_codebooks = ClassCodebooks(torch.zeros(0, K, self.C), torch.zeros(0, K, self.C))
+        feature_codewords = torch.zeros(0, K, 0)
+        if A < self.M:
+            feature_codewords = fit_codewords(targets, self.M - A, K, seed=seed)
+        if A:
             tempered = self.tempered(posterior)
-            classes = fit_class_codebooks(posterior, tempered, self.A, K, seed=seed)
-        if 0 < self.A < self.M:
+            class_codebooks = fit_class_codebooks(posterior, tempered, A, K, seed=seed)
+        if 0 < A < self.M:
             weights = weights_of_parts(
-                classes, words, posterior.cpu(), tempered.cpu(), targets.cpu(), w
+                class_codebooks,
+                feature_codewords,
+                posterior.cpu(),
+                tempered.cpu(),
+                targets.cpu(),
+                w,
             )
         self.weights = nn.functional.normalize(weights.to(p.device), dim=0)
-        self.place(classes, words)
+        self.place(class_codebooks, feature_codewords)

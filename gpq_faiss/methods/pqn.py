@@ -49,8 +49,9 @@ class PQN(Baseline):
     """Sharpness of the soft assignment."""
 
     def build(self) -> None:
-        draws = torch.Generator().manual_seed(self.seed)
-        self.codewords = random_directions(self.M, self.K, self.d, draws)
+        self.codewords = random_directions(
+            self.M, self.K, self.d, torch.Generator().manual_seed(self.seed)
+        )
 
     def output_width(self) -> int:
         return self.M * self.d

@@ -92,8 +92,10 @@ def propagate_labels(
     accuracy: float,
     seed: int,
 ) -> PseudoLabels | None:
-    """Propagate labels to unlabelled items, or to as many as can be compared, chosen at random;
-    None if that is not worthwhile (logged).
+    """Propagate labels to unlabelled items, or to as many as can be compared, chosen at random.
+
+    The result is None if that is not worthwhile: labels are many, unlabelled items are few, or
+    neighbours predict left-out labels badly (this is logged).
 
     Args:
         vectors: rows -> float32 [n, width], centred, of the readable ones, and which these are.
@@ -114,7 +116,8 @@ def propagate_labels(
         x, readable = vectors(rows)
         rows = rows[readable]
         usable = np.isin(labelled, rows)
-        graph, positions = neighbour_graph(x), np.searchsorted(rows, labelled[usable])
+        graph = neighbour_graph(x)
+        positions = np.searchsorted(rows, labelled[usable])
         share = left_out_accuracy(graph, positions, y[usable], seed)
         if share < least_share * accuracy:
             log.info(

@@ -290,9 +290,13 @@ def find_method(name: str) -> MethodEntry:
         UsageError: an unknown name (the message lists all), or a plugin that cannot be loaded.
     """
     if name.startswith(FAISS):
-        summary = f"codec of Faiss, {name.removeprefix(FAISS)}"
         return MethodEntry(
-            summary, "Faiss", "unsupervised", "quantiser", ".faiss_codec", "FaissCodec"
+            f"codec of Faiss, {name.removeprefix(FAISS)}",
+            "Faiss",
+            "unsupervised",
+            "quantiser",
+            ".faiss_codec",
+            "FaissCodec",
         )
     plugin = find_plugin("methods", name, METHODS)
     if plugin is None and name not in METHODS:

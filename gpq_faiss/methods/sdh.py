@@ -55,10 +55,6 @@ class SDH(BinaryMethod):
 
     name = "sdh"
     unit = True
-    _anchors: Floats
-    _sigma: float
-    _mean: Doubles
-    _P: Doubles
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
         rows, labels = self._labelled(labels)
@@ -87,7 +83,7 @@ class SDH(BinaryMethod):
 
     def _project(self, x: Floats) -> Floats:
         kernels = np.exp(anchor_distances(x, self._anchors) / -self._sigma)
-        return ((kernels - self._mean) @ self._P).astype(np.float32)
+        return np.asarray((kernels - self._mean) @ self._P, np.float32)
 
 
 def anchor_distances(x: Floats, anchors: Floats) -> Doubles:
@@ -109,5 +105,5 @@ def discrete_codes(B: Doubles, W: Doubles, Q: Doubles, sweeps: int = _SWEEPS) ->
     for _ in range(sweeps):
         for bit in range(B.shape[1]):
             pull = Q[:, bit] - (B @ gram[:, bit] - B[:, bit] * gram[bit, bit])
-            B[:, bit] = np.where(pull > 0, 1.0, np.where(pull < 0, -1.0, B[:, bit]))
+            B[:, bit] = np.where(pull == 0, B[:, bit], np.sign(pull))
     return B

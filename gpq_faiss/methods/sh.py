@@ -41,10 +41,6 @@ class SH(BinaryMethod):
 
     name = "sh"
     unit = True
-    axes: Floats
-    box: Floats
-    modes: NDArray[np.int64]
-    _mean: Floats
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
         mean: NDArray[np.float64] = x.mean(axis=0, dtype=np.float64)

@@ -80,7 +80,8 @@ class SSDH(Baseline):
         self.classifier = make_head(head.in_features, self.n_classes, self.draws)
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
-        n, deep = len(batch.y), self.deep(batch.x, amp)
+        n = len(batch.y)
+        deep = self.deep(batch.x, amp)
         h = self.extractor.head(deep).sigmoid()
         logits = self.classifier(deep)
         d = squared_distances(h, h)

@@ -67,14 +67,20 @@ class Generator(nn.Module):
     def __init__(self, width: int, noise: int, hidden: int) -> None:
         super().__init__()
         if width:
-            self.layers: nn.Module = perceptron(width + noise, hidden, hidden, 2 * width)
-            return
-        half = hidden // 2
-        widths = (3, half), (half, hidden), (hidden + noise, half), (2 * half, half), (half + 3, 6)
-        self.convolutions = nn.ModuleList(
-            nn.Conv2d(*n, 3, stride, padding=1)
-            for n, stride in zip(widths, (2, 2, 1, 1, 1), strict=True)
-        )
+            self.layers = perceptron(width + noise, hidden, hidden, 2 * width)
+        else:
+            half = hidden // 2
+            channels = [
+                (3, half),
+                (half, hidden),
+                (hidden + noise, half),
+                (2 * half, half),
+                (half + 3, 6),
+            ]
+            self.convolutions = nn.ModuleList(
+                nn.Conv2d(n_in, n_out, 3, stride, padding=1)
+                for (n_in, n_out), stride in zip(channels, (2, 2, 1, 1, 1), strict=True)
+            )
 
     def forward(self, x: Tensor, z: Tensor) -> Pair:
         if x.ndim == 2:
@@ -134,7 +140,8 @@ class SSGAH(Baseline):
     def build(self) -> None:
         start_small(cast(nn.Linear, self.extractor.head), self.draws)
         self.margin = max(1.0, self.bits / 8)
-        width, hidden = self.extractor.spec.in_width, 256 if self.extractor.spec.in_width else 64
+        width = self.extractor.spec.in_width
+        hidden = 256 if width else 64
         self.generator = Generator(width, self.noise, hidden)
         self.discriminator = make_discriminator(width, hidden)
         for layer in (*self.generator.modules(), *self.discriminator.modules()):
@@ -155,7 +162,7 @@ class SSGAH(Baseline):
         similar, dissimilar = hashed.chunk(2)
         return triplet_margin(h - similar, h - dissimilar, self.margin)
 
-    def reality(
+    def discriminator_logits(
         self, generator: torch.Generator, *triplets: Tensor, state: dict[str, Tensor] | None = None
     ) -> Tensor:
         """The discriminator's logits of noisy triplets, float [n]; ``state`` replaces its
@@ -172,8 +179,6 @@ class SSGAH(Baseline):
         draws = batch.generator
         v = self.extractor.input(batch.x).detach()
         h = run_network(lambda v: self.extractor(v, True), v, amp).sigmoid()
-        rank = triplet_ranking(squared_distances(h[:n], h[:n]), batch.y, self.margin)
-
         z = torch.randn(len(v), self.noise, generator=draws).to(v.device)
         synthetic: Pair = self.generator(v, z)
         detached = synthetic[0].detach(), synthetic[1].detach()
@@ -181,18 +186,22 @@ class SSGAH(Baseline):
         buffers = {name: b.clone() for name, b in self.extractor.named_buffers()}
         frozen = buffers | detached_weights(self.extractor)
         parts = {
-            "rank": rank,
+            "rank": triplet_ranking(squared_distances(h[:n], h[:n]), batch.y, self.margin),
             "synthetic": self.synthetic_ranking(h, detached, buffers),
             "adversary": self.synthetic_ranking(h.detach(), synthetic, frozen),
         }
         a, p, q = draw_triplets(batch.y, draws)
-        parts["discriminator"] = F.softplus(self.reality(draws, v, *detached)).mean()  # -log(1 - D)
+        parts["discriminator"] = F.softplus(
+            self.discriminator_logits(draws, v, *detached)
+        ).mean()  # -log(1 - D)
         if len(a):
-            logits = self.reality(draws, v[a], v[p], v[q])
+            logits = self.discriminator_logits(draws, v[a], v[p], v[q])
             real = F.binary_cross_entropy_with_logits(logits, torch.full_like(logits, self.smooth))
-            swapped = F.softplus(self.reality(draws, v[a], v[q], v[p])).mean()
+            swapped = F.softplus(self.discriminator_logits(draws, v[a], v[q], v[p])).mean()
             parts["discriminator"] = (parts["discriminator"] + swapped) / 2 + real
-        accepted = self.reality(draws, v, *synthetic, state=detached_weights(self.discriminator))
+        accepted = self.discriminator_logits(
+            draws, v, *synthetic, state=detached_weights(self.discriminator)
+        )
         parts["generator"] = F.softplus(-accepted).mean()  # -log D
         trust = min(1.0, max(0.0, 2 * batch.step / batch.steps - 0.5))
         return weighted(parts, synthetic=trust * self.synthetic, adversary=-self.adversary)

@@ -63,13 +63,16 @@ class SUBIC(Baseline):
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         log_z = block_log_softmax(self.raw(batch, amp), self.M)
         log_p = self.classifier(log_z.exp().flatten(1)).log_softmax(dim=1)
-        z, bits = log_z.exp(), self.M * math.log2(self.K)
-        mean_entropy, frequency = -(z * log_z).sum() / len(z), z.mean(dim=0)
+        z = log_z.exp()
+        bits = self.M * math.log2(self.K)
+        mean_entropy = -(z * log_z).sum() / len(z)
+        frequency = z.mean(dim=0)
         # The logarithm of 0 would have an infinite gradient.
         batch_entropy = -torch.special.xlogy(frequency, frequency.clamp_min(1e-30)).sum()
         classification = cross_entropy(log_p, shares(batch.y))
         parts = {
-            "classification": classification / math.log(self.n_classes),
+            # log C of a single class would be 0.
+            "classification": classification / math.log(max(2, self.n_classes)),
             "mean_entropy": mean_entropy / _BIT / bits,
             "batch_entropy": batch_entropy / _BIT / bits,
         }

@@ -50,9 +50,9 @@ class TrainingBatch:
 
 
 def weighted(parts: dict[str, Tensor], **weights: float) -> dict[str, Tensor]:
-    """Parts of a loss, and their ``total``, in which each has its weight (default: 1)."""
-    terms = (loss * weights.get(name, 1.0) for name, loss in parts.items())
-    return {"total": sum(terms, torch.zeros(())), **parts}
+    """Return the parts of a loss and their ``total``, in which each has its weight (default: 1)."""
+    total = sum((loss * weights.get(name, 1.0) for name, loss in parts.items()), torch.zeros(()))
+    return {"total": total, **parts}
 
 
 def run_network(network: Callable[[Tensor], Tensor], x: Tensor, amp: bool) -> Tensor:

@@ -68,10 +68,6 @@ class Classifier(FloatFeatures):
     networks = 1
     """Number of networks whose probabilities are averaged."""
 
-    _nets: list[nn.Sequential]
-    _mean: Floats
-    _scale: float
-
     def _fit(self, x: Floats, labels: Labels | None) -> None:
         rows, labels = self._labelled(labels)
         y = labels.dense(rows)

@@ -29,7 +29,7 @@ def assign(targets: Tensor, codewords: Tensor, beam: int = BEAM) -> Tensor:
     residual = targets.unsqueeze(1)
     chosen = targets.new_zeros(targets.shape[0], 1, 0, dtype=torch.long)
     for m, words in enumerate(codewords):
-        # |left - codeword|² for every partial sum and codeword: float [B, beam, K].
+        # |residual - codeword|² for every partial sum and codeword: float [B, beam, K].
         distance = (
             residual.square().sum(dim=2, keepdim=True)
             - 2 * residual @ words.T
@@ -54,8 +54,10 @@ def assign_logits(targets: Tensor, codewords: Tensor, beam: int = BEAM) -> Tenso
     cost = targets.new_zeros(B, 1)
     chosen = targets.new_zeros(B, 1, 0, dtype=torch.long)
     for m, words in enumerate(codewords):
-        scale = posterior @ factors[m].T
-        total = cost.unsqueeze(2) - (targets @ words.T).unsqueeze(1) + scale.log()
+        # The logarithm is that of the softmax's denominator.
+        total = (
+            cost.unsqueeze(2) - (targets @ words.T).unsqueeze(1) + (posterior @ factors[m].T).log()
+        )
         cost, parent, word, chosen = _best(total, chosen, beam if m < len(codewords) - 1 else 1)
         posterior = posterior.gather(1, parent.expand(-1, -1, C)) * factors[m][word]
         posterior = posterior / posterior.sum(dim=2, keepdim=True)

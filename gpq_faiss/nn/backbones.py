@@ -142,7 +142,8 @@ class Backbone(nn.Module):
 def make_head(width: int, out_width: int, generator: torch.Generator | None = None) -> nn.Linear:
     """Return a linear layer with Xavier's initial weights.
 
-    They are drawn by ``generator`` (default: torch's).
+    They are drawn by ``generator``, and torch's global generator is then not used; by default, by
+    the global one.
     """
     head = (
         nn.Linear(width, out_width, device="meta").to_empty(device="cpu")
@@ -177,16 +178,19 @@ class VGG(Backbone):
         super().__init__(spec)
         from torchvision.models import vgg  # which takes a second
 
-        widths = [64, 64, "M", 128, 128, "M", 256, 256, 256, "M", 512, 512, 512]
-        self.features = _he_initialised(vgg.make_layers(widths, batch_norm=True))
+        self.features = _he_initialised(
+            vgg.make_layers(
+                [64, 64, "M", 128, 128, "M", 256, 256, 256, "M", 512, 512, 512], batch_norm=True
+            )
+        )
         self.head = make_head(256 + 512, spec.out_width)
 
     def trunk_features(self, x: Tensor) -> Tensor:
         # The third block ends with the ReLU after conv3_3, or with its max pool.
         end = 24 if self.spec.tap == "pool" else 23
         third = self.features[:end](x)
-        blocks = third, self.features[end:](third)
-        return torch.cat([block.mean(dim=(2, 3)) for block in blocks], dim=1)
+        fourth = self.features[end:](third)
+        return torch.cat([third.mean(dim=(2, 3)), fourth.mean(dim=(2, 3))], dim=1)
 
 
 class Trunk(Backbone):
@@ -237,8 +241,13 @@ class CNNF(Trunk):
         )
         # After the classifier has been drawn: the weights of a seed depend on the order.
         _he_initialised(features)
-        layers = {"features": features, "avgpool": nn.AdaptiveAvgPool2d(6), "flatten": nn.Flatten()}
-        super().__init__(spec, nn.Sequential(OrderedDict(**layers, classifier=classifier)))
+        trunk = OrderedDict[str, nn.Module](
+            features=features,
+            avgpool=nn.AdaptiveAvgPool2d(6),
+            flatten=nn.Flatten(),
+            classifier=classifier,
+        )
+        super().__init__(spec, nn.Sequential(trunk))
 
 
 class AlexNet(Trunk):
@@ -305,7 +314,11 @@ def _timm(spec: BackboneSpec, pretrained: bool) -> Trunk:
 
 
 BACKBONES: dict[str, type[Backbone]] = {
-    **{"vgg": VGG, "cnnf": CNNF, "alexnet": AlexNet, "mlp": MLP, "linear": MLP},
+    "vgg": VGG,
+    "cnnf": CNNF,
+    "alexnet": AlexNet,
+    "mlp": MLP,
+    "linear": MLP,
 }
 """Backbones by name, besides ``timm/NAME`` and those of plugins."""
 
@@ -340,8 +353,8 @@ def build_backbone(
         DataError: weights that are not available or do not fit.
     """
     name = spec.name
-    plugin = backbone_plugin(spec.name)
-    is_timm = spec.name.startswith("timm/")
+    plugin = backbone_plugin(name)
+    is_timm = name.startswith("timm/")
     if plugin is None and not is_timm and name not in BACKBONES:
         names = [*BACKBONES, "timm/NAME", *plugin_names("backbones", BACKBONES)]
         raise UsageError(f"no backbone '{name}': choose one of {', '.join(names)}")
@@ -388,23 +401,25 @@ def build_extractor(
     ``input_`` is ``{"kind": "features", "width": W}`` or ``{"kind": "images", "image_size": S}``.
     """
     network = config.network
-    size = input_.get("image_size", 0)
-    width = input_.get("width", 0)
+    image_size = input_.get("image_size", 0)
+    # The last hidden layer of class networks is part of their head.
     hidden = network.hidden[:-1] if config.class_networks else network.hidden
-    automatic = "vgg" if size >= VGG.SMALLEST else "mlp" if hidden else "linear"
-    name = automatic if network.backbone == "auto" else network.backbone
-    # A requested perceptron has a hidden layer: its own, or those of the class networks.
-    hidden = hidden or (() if config.class_networks else BackboneSpec.hidden)
+    name = network.backbone
+    if name == "auto" and image_size >= VGG.SMALLEST:
+        name = "vgg"
+    elif name == "auto":
+        name = "mlp" if hidden else "linear"
     is_authors = config.method == "gpq-authors"
     spec = BackboneSpec(
-        name,
-        input_["kind"],
-        out_width,
-        width,
-        size,
-        hidden,
-        config.dropout,
-        "pool" if is_authors else "block",
+        name=name,
+        kind=input_["kind"],
+        out_width=out_width,
+        in_width=input_.get("width", 0),
+        image_size=image_size,
+        # A requested perceptron has a hidden layer: its own, or those of the class networks.
+        hidden=hidden or (() if config.class_networks else BackboneSpec.hidden),
+        dropout=config.dropout,
+        tap="pool" if is_authors else "block",
     )
     backbone = build_backbone(spec, network.weights, generator=generator)
     if isinstance(backbone, MLP):

@@ -22,6 +22,7 @@ class SubspaceHeads(nn.Module):
         dropout: share of the hidden units that are left out in a step of the training.
         noise: standard deviation of Gaussian noise on the inputs in training, independent per
             sub-space.
+        generator: draws the initial weights.
     """
 
     def __init__(
@@ -46,7 +47,8 @@ class SubspaceHeads(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map trunk features float [B, in_width] to raw sub-vectors [B, M·d]."""
-        inputs, (M, W, hidden) = x.unsqueeze(0), self.into.shape
+        inputs = x.unsqueeze(0)
+        M, W, hidden = self.into.shape
         into, bias, out = (cast(Tensor, p) for p in (self.into, self.bias, self.out))
         if self.training and self.noise:
             inputs = torch.add(

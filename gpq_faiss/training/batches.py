@@ -58,19 +58,20 @@ def _shuffled(n: int, seed: tuple[int, ...]) -> NDArray[np.int64]:
 def hold_out(
     labels: Labels, labelled: NDArray[np.int64], share: float, seed: int
 ) -> NDArray[np.int64]:
-    """Choose a share of the labelled rows for validation, balanced over the classes.
+    """Choose a share of the labelled rows for validation, int64, ascending, stratified by class.
 
-    The result is empty if there would be fewer than two rows per class.
+    An item with several labels counts for the first of them. The result is empty if there would be
+    fewer than two rows per class.
     """
     count = round(share * len(labelled))
     if count < 2 * labels.n_classes:
         return np.empty(0, np.int64)
     shuffled = np.random.default_rng([seed, HOLD_OUT]).permutation(labelled)
-    # Round robin over the classes keeps rare ones: sort by the rank of each item in its (first)
-    # class.
-    first = labels.dense(shuffled, dtype=bool).argmax(axis=1)
+    # Spread the items of each class evenly from 0 on, and take those with the smallest ranks: every
+    # class has its share of them, and a rare class at least one item.
+    classes = labels.dense(shuffled, dtype=bool).argmax(axis=1)
     rank = np.empty(len(shuffled), np.int64)
-    for c in np.unique(first):
-        of_class = np.flatnonzero(first == c)
+    for c in np.unique(classes):
+        of_class = np.flatnonzero(classes == c)
         rank[of_class] = np.arange(len(of_class)) * (len(shuffled) / len(of_class))
     return np.sort(shuffled[np.argsort(rank, kind="stable")[:count]])

@@ -109,8 +109,9 @@ class Training:
         self.device = torch.device(options.device)
         # From here on only training labels are available.
         self.labels = split.training_labels(reader.dataset.require_labels())
-        share, seed = config.training.validation, config.training.seed
-        self.held_out = hold_out(self.labels, split.labelled, share, seed)
+        self.held_out = hold_out(
+            self.labels, split.labelled, config.training.validation, config.training.seed
+        )
         self.labelled = np.setdiff1d(split.labelled, self.held_out)
         is_few = len(split.unlabelled) < config.quantizer.codewords
         self.pool = np.union1d(split.unlabelled, self.labelled) if is_few else split.unlabelled
@@ -121,8 +122,8 @@ class Training:
 
     def seed(self, step: int) -> int:
         """Return the seed of the random numbers of a step, which differs between processes."""
-        seeds = np.random.default_rng([self.config.training.seed, STEP, step])
-        return int(seeds.integers(2**62)) + 2 * self.group.rank
+        rng = np.random.default_rng([self.config.training.seed, STEP, step])
+        return int(rng.integers(2**62)) + 2 * self.group.rank
 
     def sample(self, n: int) -> Iterator[Tensor]:
         """Yield blocks with up to n items of the pool in total, always the same."""
@@ -137,36 +138,41 @@ class Training:
         Raises:
             DataError: no item of a step is readable, or too many are not.
         """
-        config, method, reader = self.config, self.method, self.reader
-        training, sharing = config.training, (self.group.rank, self.group.size)
+        training = self.config.training
+        sharing = self.group.rank, self.group.size
         samplers = [
             EpochSampler(
                 self.labelled, training.batch_labelled, (training.seed, LABELLED), *sharing
             )
         ]
-        if training.batch_unlabelled and method.uses_unlabelled:
+        if training.batch_unlabelled and self.method.uses_unlabelled:
             samplers.append(
                 EpochSampler(
                     self.pool, training.batch_unlabelled, (training.seed, UNLABELLED), *sharing
                 )
             )
-        augment = _augmentation(config, reader.dataset, method)
+        augment = _augmentation(self.config, self.reader.dataset, self.method)
         # The colour that normalisation maps to 0.
-        colour = method.extractors()[0].input.mean if config.method == "gpq-authors" else None
+        colour = (
+            self.method.extractors()[0].input.mean if self.config.method == "gpq-authors" else None
+        )
         steps = range(self.run.step, self.steps)
         # The reader reads ahead of the loop, so it consumes the rows first.
         ahead, drawn = itertools.tee(
             np.concatenate([sampler.at(step) for sampler in samplers]) for step in steps
         )
-        for step, rows, (values, readable) in zip(steps, drawn, reader.stream(ahead), strict=True):
-            n, read = int(readable[: samplers[0].batch].sum()), rows[readable]
+        for step, rows_of_step, (values, readable) in zip(
+            steps, drawn, self.reader.stream(ahead), strict=True
+        ):
+            n = int(readable[: samplers[0].batch].sum())  # labelled items
+            rows = rows_of_step[readable]
             generator = torch.Generator().manual_seed(self.seed(step))
             x = to_input(values, self.device)
             if augment != "none":
                 x = random_flip_crop(x, generator, flip=augment == "flip-crop", colour=colour)
-            y = torch.from_numpy(self.labels.dense(read[:n])).to(self.device)
-            positions = torch.from_numpy(np.searchsorted(self.labelled, read[:n]))
-            yield TrainingBatch(x, y, step, self.steps, generator, positions, read[n:])
+            y = torch.from_numpy(self.labels.dense(rows[:n])).to(self.device)
+            positions = torch.from_numpy(np.searchsorted(self.labelled, rows[:n]))
+            yield TrainingBatch(x, y, step, self.steps, generator, positions, rows[n:])
 
     def take_steps(self, optimizer: torch.optim.Optimizer, save: Callable[[], None]) -> None:
         """Take the remaining steps; ``save`` writes the checkpoint.
@@ -176,14 +182,15 @@ class Training:
         options, run, group = self.options, self.run, self.group
         compute = group.distribute(_Losses(self.method))
         saved = time.monotonic()
-        began = saved - run.seconds
+        began = saved - run.seconds  # as if the run had not been interrupted
         with (
             deferred_signals() as interrupted,
             stage("training", self.steps, "step", done=run.step) as training,
         ):
             for batch in self.batches():
                 losses = self._step(batch, compute, optimizer)
-                run.step, run.seconds = run.step + 1, time.monotonic() - began
+                run.step += 1
+                run.seconds = time.monotonic() - began
                 if group.main and (
                     run.step % options.validate_every == 0 or run.step == self.steps
                 ):
@@ -255,9 +262,12 @@ class Training:
         vectors, rows = embed_rows(*data)
         xq, _ = embed_rows(*data, queries=True)
         labels = self.labels.take(rows).packed
-        codes = coder.encode(vectors)
         return rank_codes(
-            lambda q, c: coder.score(xq[q], c), codes, labels, labels, exclude=np.arange(len(rows))
+            lambda queries, codes: coder.score(xq[queries], codes),
+            coder.encode(vectors),
+            labels,
+            labels,
+            exclude=np.arange(len(rows)),
         ).map
 
 

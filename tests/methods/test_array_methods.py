@@ -151,7 +151,7 @@ def test_eigenvalues_are_dealt_out_evenly():
     variances = np.array([4.0, 64.0, 1.0, 32.0, 2.0, 16.0])
     x = np.random.default_rng(0).standard_normal((4000, 6))
     x = np.linalg.qr(x - x.mean(axis=0))[0] * np.sqrt(4000 * variances)
-    rotation = local_rotation(x.astype(np.float32), 2, 6)
+    rotation = local_rotation(x.astype(np.float32), 2)
     got = [np.sort(np.round((x @ rotation[p].T).var(axis=0))) for p in (slice(0, 3), slice(3, 6))]
     # 64 | 32; 16 to the smaller product: 64 | 512; 4 -> 256 | 512; 2 -> 512 | 512, and the first is
     # full.
