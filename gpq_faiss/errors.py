@@ -3,9 +3,10 @@
 The command line prints only the message and exits with :attr:`GpqError.exit_code`.
 """
 
+import contextlib
 import difflib
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 
@@ -43,6 +44,15 @@ class DeviceError(GpqError):
 
 class ProcessError(GpqError):
     """Another process of the same run has failed or ended (exit code 1)."""
+
+
+@contextlib.contextmanager
+def errors_of(source: str) -> Iterator[None]:
+    """Put ``source``, if it is not empty, before the message of a DataError."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{source}: {error}" if source else str(error)) from error
 
 
 _EXTRAS = {

@@ -258,14 +258,13 @@ class Reader(ExitStack):
         n = len(self.dataset)
         sample, _ = self._load(np.arange(1))
         size = n * sample.itemsize * int(np.prod(sample.shape[1:]))
-        if size > 4 << 30:
-            return
-        self.array = np.zeros((n, *sample.shape[1:]), sample.dtype)
-        with stage("reading", n) as progress:
-            for rows in np.array_split(np.arange(n), max(1, size // (32 << 20))):
-                values, mask = self._load(rows)
-                self.array[rows[mask]], self._readable[rows] = values, mask
-                progress.advance(len(rows))
+        if size <= 4 << 30:
+            self.array = np.zeros((n, *sample.shape[1:]), sample.dtype)
+            with stage("reading", n) as progress:
+                for rows in np.array_split(np.arange(n), max(1, size // (32 << 20))):
+                    values, self._readable[rows] = self._load(rows)
+                    self.array[rows[self._readable[rows]]] = values
+                    progress.advance(len(rows))
 
     def fetch(self, rows: NDArray[np.int64]) -> Batch:
         """Return the readable items at ``rows`` and a mask bool [len(rows)]."""

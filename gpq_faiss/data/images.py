@@ -106,8 +106,8 @@ def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
         raise ValueError("32-bit pixels have no fixed range: convert it to 8 or 16 bits")
     if image.has_transparency_data:
         # On white, as in a browser; dropping alpha would reveal hidden colours.
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image.convert("RGBA"))
     return np.array(image.convert("RGB"), dtype=np.uint8)
 
 
@@ -159,13 +159,16 @@ def to_pixels(value: Any, location: str) -> NDArray[np.uint8]:
         return decode_image(value, name=None if isinstance(value, str | os.PathLike) else location)
     array = as_array(value, location)
     if array.ndim == 2:
-        array = np.stack([array] * 3, axis=2)
-    elif array.ndim == 3 and array.shape[2] != 3 and array.shape[0] == 3:
+        array = array[:, :, None]
+    elif array.ndim == 3 and array.shape[2] not in (1, 3) and array.shape[0] in (1, 3):
         array = array.transpose(1, 2, 0)
+    is_image = array.shape[2:] in ((1,), (3,)) and min(array.shape[:2]) > 1
     is_unit = array.dtype.kind == "f" and array.size and array.min() >= 0 and array.max() <= 1
-    if array.shape[2:] != (3,) or not array.size or not (is_unit or array.dtype == np.uint8):
+    if not is_image or not (is_unit or array.dtype == np.uint8):
         raise DataError(
             f"{location}: {array.dtype} {list(array.shape)}, expected uint8, or floats from 0 to 1,"
-            " [H, W, 3], [3, H, W], [H, W], or a batch of these"
+            " [H, W], [H, W, C], [C, H, W] with 1 or 3 channels, or a batch of these; vectors are "
+            "[N, width]"
         )
-    return np.ascontiguousarray(np.round(array * 255) if is_unit else array, dtype=np.uint8)
+    rgb = np.broadcast_to(array, (*array.shape[:2], 3))
+    return np.ascontiguousarray(np.round(rgb * 255) if is_unit else rgb, dtype=np.uint8)

@@ -13,7 +13,7 @@ import contextlib
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..codes.checks import named_rows
-from ..errors import DataError, UsageError
+from ..errors import DataError, UsageError, errors_of
 from .images import without_gradient
 
 MAX_CLASSES = 65_535
@@ -54,15 +54,6 @@ def plain_text(value: Any) -> str:
     text = value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
     is_text = isinstance(value, str | bytes)
     return text if is_text or text not in ("None", "nan", "NaT", "<NA>") else ""
-
-
-@contextlib.contextmanager
-def errors_of(source: str) -> Iterator[None]:
-    """Put ``source``, if it is not empty, before the message of a DataError."""
-    try:
-        yield
-    except DataError as error:
-        raise DataError(f"{source}: {error}" if source else str(error)) from error
 
 
 def row_numbers(rows: Rows, n: int) -> NDArray[np.int64]:

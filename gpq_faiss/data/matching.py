@@ -235,10 +235,17 @@ def _other_keys(
             is beyond the items.
     """
     others = {*keys} - {"", *(keys[row] for row in rows.tolist() if row >= 0)}
-    if way == "row number" and others:
+    numbers = {_number(key) for key in keys if key}
+    counts_from_one = (
+        usual("counters", [column]) is None
+        and len(numbers) > 2
+        and numbers == {*map(str, range(1, len(numbers) + 1))}
+    )
+    if way == "row number" and (others or counts_from_one):
         raise DataError(
-            f"{source} has the id {min(others)} in {column!r}, but the data has no ids; its items "
-            "are numbered from 0: give their ids with --read ids=FILE"
+            f"{source} has the id {min(others or numbers)} in {column!r}, but the data has no ids; "
+            "its items are numbered from 0: give their ids with --read ids=FILE"
+            f"{'' if others else ', or a row for 0, too, without a label'}"
         )
     if len(others) == 1 and _are_counts({*names}):
         opposite = {"0": str(len(names)), str(len(names)): "0"}
@@ -287,7 +294,7 @@ def _matched(
     unknown = [
         column
         for column, keys in keys_of.items()
-        if names and _are_texts(keys) and (column == preferred or len({*keys}) == n)
+        if names and _are_texts(keys) and (usual("items", [column]) or len({*keys}) == n)
     ]
     matches = [*_matches(keys_of, item_keys, preferred, counters)]
     if not matches and not has_ids and not unknown:

@@ -63,7 +63,7 @@ def open_table(name: str, table: Table, o: Options, mark: str = "", folder: str 
             raise DataError(
                 f"{table.source}: none of its {len(paths):,} images exists "
                 f"({', '.join(paths[:1])}, for one): give their folder with --read root=DIR, or "
-                "the column of vectors with --read vectors=NAME"
+                "read vectors as features:FILE, their column with --read vectors=NAME"
             )
         return image_files(name, paths, listed, max_bad=o.max_bad, **attributes)
 
@@ -173,18 +173,19 @@ def _open_by_datasets(form: str, name: str, files: list[str], mark: str, o: Opti
             split="train",
             cache_dir=str(cache_folder() / "datasets"),
         ),
-        ": give a tar whose first five samples have files of the same endings; labels of some "
+        ": give tars (a pattern has *) whose first five samples have files of the same endings; labels of some "
         "images go into a table with their names, --labels" * (form == "webdataset"),
     )
     return open_hf(rows, o, name, mark)
 
 
 def open_webdataset(path: str, o: Options) -> Dataset:
-    """Open WebDataset shards: a path, a URL, or a pattern.
+    """Open WebDataset shards: a path, a URL, a pattern, or a folder of them.
 
     Names are the keys. Labels are in ``.cls`` or a field of ``.json``; captions are no labels.
     """
     is_url = "://" in path
+    path = os.path.join(path, "*.tar") if os.path.isdir(path) else path
     files = [path] if is_url else list(map(str, files_of(path)))
     # A URL may hold a password and a token; the fingerprint is that of the copy.
     public = re.sub(r"(?<=://)[^/?#]*@|[?#].*", "", path) if is_url else path
@@ -297,8 +298,8 @@ def open_items(source: Any, o: Options) -> Dataset:
         if isinstance(value, Mapping):
             image = usual("images", value) or usual("vectors", value)
             value = value.get(image), value.get(usual("labels", value))
-        is_tuple = isinstance(value, tuple) or (isinstance(value, list) and len(value) == 2)
-        return (*value, None)[:2] if is_tuple else (value, None)
+        is_pair = isinstance(value, list) and (len(value) == 2 or str in map(type, value))
+        return (*value, None)[:2] if is_pair or isinstance(value, tuple) else (value, None)
 
     paths, attributes = [f"item {i}" for i in range(len(source))], dict[str, Any]()
     if o.with_labels:
@@ -365,21 +366,24 @@ def form_of(path: str) -> str:
     local = os.path.expanduser(path)
     if os.path.isdir(local):
         names = {name for name in os.listdir(local) if name[0] != "."}
-        if names & {"dataset_info.json", "dataset_dict.json"}:
-            return "hf"
         is_folder = any(
             is_image_name(name) or os.path.isdir(os.path.join(local, name))
             for name in names - {"data"}
         )
-        is_table = "img_emb" in names or (tables_in(Path(local)) and not is_folder)
-        return "nuswide" if "ImageList" in names else "features" if is_table else "folder"
+        forms = {
+            "hf": names & {"dataset_info.json", "dataset_dict.json"},
+            "nuswide": "ImageList" in names,
+            "webdataset": any(name.endswith(".tar") for name in names),
+            "features": "img_emb" in names or (not is_folder and tables_in(Path(local))),
+        }
+        return next((form for form, is_form in forms.items() if is_form), "folder")
     form = _ENDINGS.get(os.path.splitext(path)[1].lower())
     if form is None and not os.path.exists(local):
         raise UsageError(f"unknown data {path!r}: no such path, and the forms are {FORMS}")
     return form or "features"
 
 
-def _opener(source: object) -> tuple[str, Callable[[Any, Options], Dataset], str, object]:
+def _opener(source: Any) -> tuple[str, Callable[[Any, Options], Dataset], str, object]:
     """Return the form of a source, its opener, the options that it takes, and what it opens.
 
     An object's library is not imported. Raises UsageError: a DATA argument lacks its path, or has
@@ -401,8 +405,10 @@ def _opener(source: object) -> tuple[str, Callable[[Any, Options], Dataset], str
         return "a data set", lambda dataset, _: replace(dataset, notes=[]), "", source
     if "datasets" in {kind.__module__.partition(".")[0] for kind in type(source).__mro__}:
         return "a Hugging Face data set", open_hf, _TABLE, source
-    if hasattr(source, "__arrow_c_stream__"):
+    if hasattr(source, "__arrow_c_stream__") and not hasattr(source, "to_frame"):
         return "a table", partial(open_table, type(source).__name__), _TABLE, frame_table(source)
+    if hasattr(source, "to_frame"):  # one column of pandas or polars
+        return "a list of items", open_items, "", list(source)
     if hasattr(source, "ndim"):
         return "an array", open_array, "", source
     return "a list of items", open_items, "", source
@@ -438,8 +444,8 @@ def open_data(
         >>> len(digits), digits.require_labels().n_classes, digits.read(digits.ids[:1])[0].shape
         (1797, 10, (8, 8, 3))
     """
-    attached = {"label": labels, "id": ids, "name": names}
-    attached = {name: value for name, value in attached.items() if value is not None}
+    roles = (("label", labels), ("id", ids), ("name", names))
+    attached = {name: value for name, value in roles if value is not None}
     form, opener, takes, opened = _opener(source)
     allowed = ["max_bad", *takes.split(), *["id_column", "label_column"] * ("label" in attached)]
     if wrong := [option for option in read if option not in allowed]:

@@ -25,12 +25,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError, UsageError
+from ..errors import DataError, UsageError, errors_of
 from ..files import fingerprint, read_json, write_json
 from ..ids import read_ids
 from ..inputs import reading
 from .base import Dataset
-from .labels import Labels, errors_of
+from .labels import Labels
 
 PROTOCOLS = ("1", "2", "transfer", "none")
 _QUERY, _LABELLED, _CLASSES, _HALVES = range(4)  # streams of random numbers

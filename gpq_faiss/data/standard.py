@@ -11,7 +11,6 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +27,9 @@ from .tables import Options
 
 _FOLDERS = {
     "training": {"train", "training", "labeled", "labelled"},
-    "test": {"test", "testing", "val", "valid", "validation"},
+    "test": {
+        *("test", "testing", "val", "valid", "validation", "dev", "eval", "evaluation", "holdout")
+    },
     "unlabelled": {"unlabeled", "unlabelled", "unsup", "unlabeled_images", "unlabelled_images"},
     "containers": {"images", "imgs", "img", "jpegimages"},
     "annotations": {
@@ -63,15 +64,19 @@ def classes_of(names: Sequence[str]) -> list[str]:
     domains that hold the same classes; empty outside of folders. Common parents and folders such as
     ``images`` are skipped.
     """
-    paths = [
+    paths = _below_parents(
         [
-            name
-            for name, _ in groupby(composed(path).split("/")[:-1])
-            if name.lower() not in _FOLDERS["containers"]
+            [
+                name
+                for name in composed(path).split("/")[:-1]
+                if name.lower() not in _FOLDERS["containers"]
+            ]
+            for path in names
         ]
-        for path in names
-    ]
-    paths = _below_parents(paths)
+    )
+    # A folder with nothing but one of its own name, as archives are extracted, is one folder.
+    mixed = _first(path for path in paths if path[1:2] != path[:1])
+    paths = [path if _first([path]) <= mixed else path[1:] for path in paths]
     tops, nested = _first(paths), _first([path for path in paths if len(path) > 1])
     splits = {top for top in tops if _part_of(top) in ("training", "test")}
     others = {top for top in tops if not _part_of(top)}
@@ -93,7 +98,7 @@ def classes_of(names: Sequence[str]) -> list[str]:
     return [path[0] if path and _part_of(path[0]) != "unlabelled" else "" for path in paths]
 
 
-def _first(paths: Iterable[list[str]]) -> set[str]:
+def _first(paths: Iterable[Sequence[str]]) -> set[str]:
     """Return the first folders of paths."""
     return {path[0] for path in paths if path}
 
@@ -109,15 +114,10 @@ def _are_domains(paths: list[list[str]]) -> bool:
     """Return whether the first folders of paths are domains: most of their folders have equal
     names, which are no numbers or splits."""
     pairs = {(path[0], path[1]) for path in paths if len(path) > 1}
-    shared = Counter(name for _, name in pairs)
-    repeated = [
-        name
-        for name, count in shared.items()
-        if count > 1 and not any(map(str.isdigit, name)) and not _part_of(name)
-    ]
-    tops = _first(paths)
-    is_nested = len(tops) > 1 and {top for top, _ in pairs} == tops and len(shared) > 1
-    return is_nested and 2 * len(repeated) >= len(shared)
+    counts = Counter(name for _, name in pairs)
+    is_nested = len(_first(paths)) > 1 and _first(pairs) == _first(paths) and len(counts) > 1
+    repeated = [name for name, count in counts.items() if count > 1 and not re.search(r"\d", name)]
+    return is_nested and 2 * sum(not _part_of(name) for name in repeated) >= len(counts)
 
 
 def open_folder(path: str, o: Options) -> ImageDataset:

@@ -102,17 +102,21 @@ def npz_arrays(path: Path) -> dict[str, Matrix]:
 # Names of columns, and forms of files -------------------------------------------------------------
 
 _IDS = ["ids", "imageid", "itemid", "imgid", "id", "uid"]
-_IMAGES = ["image", "imagepath", "path", "filepath", "filename", "file", "img", "images"]
+_IMAGES = [
+    *["image", "imagepath", "path", "filepath", "filename", "file", "img", "images"],
+    *["imagename", "imagefile", "imagefilename", "imgpath", "imgname", "fname", "imageindex"],
+    *["imagepaths", "imagenames", "imagefiles", "filepaths", "filenames", "files", "imgpaths"],
+]
 _COUNTERS = ["index", "indexlevel0", "level0", "unnamed0", "unnamed01", ""]
-_NAMES = ["name", "names", "path", "paths", "key", "keys", *_IMAGES]
+_NAMES = ["name", "names", "path", "paths", "key", "keys", *_IMAGES, "url", "urls"]
 USUAL = {
     "vectors": [
         *["features", "x", "data", "embeddings", "embedding", "vectors", "vector", "emb", "arr0"],
         *["feature", "feats", "feat", "imageembedding", "imageembeddings", "imgemb", "embed"],
     ],
     "labels": [
-        *["labels", "label", "y", "class", "classes", "category", "finelabel", "target"],
-        *["targets", "categories", "classname", "labelname", "labelid", "classid", "categoryid"],
+        *["labels", "label", "y", "class", "category", "finelabel", "target", "targets"],
+        *["classes", "categories", "classname", "labelname", "labelid", "classid", "categoryid"],
         *["tags", "tag", "cls"],
     ],
     "ids": _IDS,
@@ -296,7 +300,7 @@ class Table:
                 return Labels.from_multihot(
                     np.column_stack([np.isin(columns[name], YES) for name in classes]), classes
                 )
-        label = self.column(label, "label_column")
+        label = self.column(label, "label_column, or keep ids and columns of 0 and 1 alone")
         return labels_of(self.values(label), f"{self.source}: {label!r}")
 
     def attributes(self, o: Options, images: str | None = None) -> dict[str, Any]:
@@ -325,7 +329,7 @@ class Table:
             name
             for name in self.of_kind("text", "number", "bytes")
             if name not in (ids, label)
-            and (self.kinds[name] != "bytes" or usual("images", [name]) is None)
+            and (self.kinds[name] != "bytes" or (name != images and not usual("images", [name])))
         ]
         names = names or (images if images in unused else usual("names", unused))
         notes += [f"images are in column {images!r}"] * (images is not None)
@@ -346,10 +350,14 @@ class Table:
         lists = [name for name in self.of_kind("list") if name not in used]
         unused = [n for n in self.kinds if n not in used and usual("keys", [n]) is None]
         numbers = [name for name in self.of_kind("number") if name in unused]
-        prefixes = {n: re.sub(r"\d+$", "", n) for n in sorted(unused, key=natural_order)}
+        prefixes = {name: re.sub(r"\d+$", "", name) for name in unused}
         numbered = [p for p, n in Counter(prefixes[name] for name in numbers).items() if n > 1]
         # Two groups of numbered columns are ambiguous.
-        chosen = [n for n in prefixes if ([prefixes[n]] == numbered if numbered else n in numbers)]
+        chosen = (
+            sorted((name for name in prefixes if [prefixes[name]] == numbered), key=natural_order)
+            if numbered
+            else numbers
+        )
         if o.vectors is not None:
             chosen = [
                 self.column(name, "vectors")
@@ -368,7 +376,7 @@ class Table:
             raise DataError(
                 f"{self.source}: which column holds the vectors? (it has "
                 f"{', '.join((lists or list(self.kinds))[:20])}): name them with --read"
-                " vectors=NAME or a pattern, 'f*'"
+                " vectors=NAME or a pattern, 'f*', or a column of images with image_column=NAME"
             )
         matrix = LazyArray(
             (len(self.values(chosen[0])), len(chosen)),
@@ -497,12 +505,15 @@ def _hdf5(path: Path) -> dict[str, Matrix]:
 def _csv(path: Path) -> Any:
     """Return a text with a header line, separated by what is most in that.
 
-    A first line of numbers, or with the name of an image, is a row, and columns are named by their
-    numbers, unless it counts the columns: 0, 1, 2 and so on. Columns with usual names of labels,
-    ids and names are texts. Numbers between semicolons may have decimal commas.
+    Numbers may be separated by blanks. A first line of numbers, or with a fraction or the name of
+    an image, is a row, and columns are named by their numbers, unless it counts the columns: 0, 1,
+    2 and so on. Columns with usual names of labels, ids and names are texts. Numbers between
+    semicolons may have decimal commas.
     """
     reader = _library("pyarrow.csv", path)
     text = read_text(path, "a table with a header line").lstrip("\n# ")
+    if all(map(NUMBER.fullmatch, text.partition("\n")[0].split(" "))):  # as np.savetxt writes
+        text = text.replace(" ", "\t")
     first = text.partition("\n")[0]
     separator = max(",;\t|", key=first.count)
     names = next(csv.reader([first], delimiter=separator), [])
@@ -512,7 +523,9 @@ def _csv(path: Path) -> Any:
     ]
     texts = [name for name in names if usual("labels", [name]) or usual("keys", [name]) is not None]
     counted = [str(i) for i in range(len(names))]
-    is_row = any(map(is_image_name, names)) or all(map(NUMBER.fullmatch, names))
+    is_row = all(map(NUMBER.fullmatch, names)) or any(
+        is_image_name(name) or (NUMBER.fullmatch(name) and "." in name) for name in names
+    )
     has_header = not is_row or (len(names) > 2 and names == counted)
     names = names if has_header else counted
     if len(set(names)) < len(names) or not text[len(first) * has_header :].strip():

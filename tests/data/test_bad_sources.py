@@ -34,7 +34,7 @@ def floats(*rows):
 
 
 VECTORS = [
-    ("a.xyz", b"1 2", "is empty, has a header line alone"),
+    ("a.xyz", b"a b", "is empty, has a header line alone"),
     ("a.parquet", b"PAR1" + b"x" * 99, "is not a file of the form parquet"),
     ("a.npy", npy(X)[:-9], "is not a file of the form npy .*truncated"),
     ("a.npy", X[0], r"\[7\]: numbers \[N, width\]"),
