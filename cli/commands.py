@@ -46,7 +46,8 @@ Examples:
 @click.option(
     "--bits",
     type=int,
-    help="Code length: 12, 24, 32, 48 or any multiple of the bits per codeword.  [default: 48]",
+    help="Code length: 12, 24, 32, 48 or any multiple of the bits per codeword.  [default: that of "
+    "the preset, 48]",
 )
 @click.option(
     "--labelled",
@@ -59,7 +60,7 @@ Examples:
     "--protocol",
     default="1",
     show_default=True,
-    help="How queries are held out: 1, 2, transfer or none.",
+    help="How queries are held out: 1, 2, transfer or none (docs/evaluation.md).",
 )
 @click.option(
     "--queries",
@@ -140,6 +141,9 @@ unless the data have changed: names, sizes, labels and samples of the content ar
 
 With --ray, the workers of a cluster run the network. Only the codes are written, as with
 --no-features; either command continues what the other has begun.
+
+Codes keep the labels of DATA, or of --labels: the results of a search show them, and an evaluation
+with --codes needs them.
 
 \b
 Examples:
@@ -260,8 +264,8 @@ def export_encoder(**options: Any) -> None:
     """Write a model's network as one file, ONNX or (.pt2) torch.export: from input to vectors.
 
     Features go in as float32 [B, W], images as float32 RGB [B, 3, S, S] in [0, 1]. Nothing is
-    written unless the graph gives the model's vectors on random input. ONNX needs pip install
-    'gpq-faiss[onnx]'.
+    written unless the graph gives the model's vectors on random input. ONNX needs the extra onnx
+    (docs/install.md).
 
     \b
     Examples:
@@ -491,7 +495,7 @@ run on --device, rankings on the CPU.
 
 MODEL is a model folder. With --codes FILE, that file is the database, and all labelled items of
 DATA are the queries; MODEL may then be the network in ONNX (gpq export-encoder), which runs without
-torch.
+torch, and --compare and --protocol do not apply.
 
 --compare adds rows to the table: methods, which are fitted on the same items, and models trained on
 the same split. A model's row has the name of its method and its preset.
@@ -502,7 +506,7 @@ Examples:
   gpq evaluate model digits -k 100 --denominator relevant-in-top-k
   gpq evaluate model features:clip.npy --labels labels.npy --out scores.json
   gpq evaluate model digits --run run.trec
-  gpq evaluate encoder.onnx features:queries.npy --labels labels.npy --codes codes.h5
+  gpq evaluate encoder.onnx features:queries.npy --labels queries-labels.npy --codes codes.h5
 
 {common.DATA_HELP}
 """,
@@ -520,7 +524,7 @@ Examples:
 @click.option(
     "--codes",
     metavar="FILE",
-    help="Labelled codes (codes.h5) of the database; DATA are the queries, no split is drawn.",
+    help="Codes of the database, encoded with --labels; DATA are the queries, no split is drawn.",
 )
 @click.option("-k", "k", type=int, help="mAP@k instead of the full ranking.")
 @click.option(

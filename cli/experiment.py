@@ -29,13 +29,14 @@ def experiment() -> None:
 
 
 @experiment.command(
+    short_help="List all methods.",
     help="""List all methods by their short names, in the order of the paper's tables.
 
 \b
 Examples:
   gpq experiment methods
   gpq experiment methods --format json
-"""
+""",
 )
 @common.format_option("json", "markdown", "csv")
 def methods(form: Any) -> None:
@@ -64,11 +65,12 @@ def _whole_numbers(ctx: click.Context, param: click.Parameter, text: str | None)
 
 
 @experiment.command(
+    short_help="Make the runs of a grid.",
     help=f"""Make the runs of GRID on DATA that are missing in the folder --out.
 
 GRID is table2, table3, ablation, neighbours, sensitivity, tsne or voronoi, or a TOML file
 (docs/experiments.md). The options from --methods to --preset replace its values, and those of --set
-apply to all trained rows.
+apply to all methods that are trained.
 
 Finished runs are skipped, and interrupted ones are resumed. A failed run does not stop the others;
 the exit code is then 1.
@@ -80,7 +82,7 @@ Examples:
   gpq experiment run mine.toml cifar10 --device cuda --out mine
 
 {common.DATA_HELP}
-"""
+""",
 )
 @click.argument("grid")
 @click.argument("data")
@@ -143,6 +145,7 @@ def run(
 
 
 @experiment.command(
+    short_help="Make tables and pictures of finished runs.",
     help="""Make tables and pictures of the runs in FOLDER, the --out of gpq experiment run.
 
 The first table has mAP by method and code length, as mean and deviation over the finished seeds,
@@ -153,7 +156,7 @@ Examples:
   gpq experiment report table2
   gpq experiment report table2 --format markdown --plots table2/plots --out table2/report.md
   gpq experiment report table2 --format latex --table map
-"""
+""",
 )
 @click.argument("folder")
 @common.format_option("markdown", "latex", "csv", "json")

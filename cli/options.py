@@ -21,7 +21,7 @@ DATA is a path; its type is detected, or given by a prefix such as features:
   nuswide:ROOT                NUS-WIDE in its official layout, 21 concepts
   folder:PATH                 images in one folder per class
   list:FILE                   lines of an image path and 0/1 labels or class numbers
-  csv:FILE, parquet:FILE      tables with a column of image paths and one of labels
+  csv:FILE, parquet:FILE      tables with a column of image paths, and often one of labels
   webdataset:FILES            WebDataset shards, as 'shard-*.tar'
   hf:FOLDER                   a Hugging Face data set that save_to_disk wrote
   features:FILES              embeddings: .npy, .npz, .h5, .parquet ...; several: 'shard-*.npy', \

@@ -84,7 +84,7 @@ print(sorted(file.name for file in model.iterdir()))
 #
 # `metrics.jsonl` has the losses, one line every `validate_every` steps. Class networks are trained on images with and
 # without a label, and on the labels that propagate to the nearest neighbours of labelled images. In the end the codewords
-# are fitted so that their sums are the class probabilities of the images, and what these leave of the features.
+# are fitted so that their sums approximate the class probabilities of the images, and what these leave of the features.
 # These are class-posterior codes, the default. (`gpq.preset("paper")` is GPQ, the method of the paper.)
 
 # %%

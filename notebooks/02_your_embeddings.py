@@ -12,8 +12,9 @@
 # | `queries.npy` | float32 [Q, width]: the embeddings of what people search for |
 #
 # So that the notebook runs anywhere, it makes them from scikit-learn's digits: 24 principal components of the
-# pixels stand for the output of an embedding model. Put your own files into `run-02/`, leave out the next
-# two cells, and the rest runs as it is, up to the comparison, which needs the classes of the queries.
+# pixels stand for the output of an embedding model. To use your own files, put them into `run-02/` and replace
+# the second cell of code by `items, queries = np.load(run / "items.npy"), np.load(run / "queries.npy")`. The rest
+# runs as it is, up to the comparison, which needs the classes of all items and queries.
 
 # %%
 from pathlib import Path

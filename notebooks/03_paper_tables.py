@@ -180,5 +180,5 @@ gpq.draw_experiment(run / "voronoi", run / "plots", overwrite=True)
 display(Image(run / "plots" / "voronoi.png", width=560))
 
 # %% [markdown]
-# What these figures are not: those of the paper. Its tables are of CIFAR-10 and NUS-WIDE images, of convolutional networks and of
-# longer trainings. `docs/experiments.md` says how to run the whole grids.
+# These figures are not those of the paper, which are of CIFAR-10 and NUS-WIDE images, of convolutional networks and of longer trainings.
+# `docs/experiments.md` says how to run the whole grids.

@@ -24,7 +24,7 @@ digits = gpq.open_data("digits")
 # All have codes of 48 bits, the same 20 labels per class, the same split and the same small networks. `feature_weight` is the weight of the
 # features' similarity in a score; that of the class is the rest. At 0 all codebooks hold the class.
 #
-# - **mAP** asks for the class: the mean average precision of whole rankings, relevant is what has the query's class.
+# - **mAP** measures the class: the mean average precision of whole rankings, in which the images of the query's class are relevant.
 # - **NN10@100** measures neighbour recall: the share of a query's ten nearest images, by cosine of the pixels, among its first 100 results.
 
 # %%
@@ -83,8 +83,8 @@ plt.show()
 # %% [markdown]
 # ## The two ends
 #
-# The same four queries, none of which a training saw, in the index of the first model and in that of the last; both indexes hold the
-# queries too. With the weight 0 all results have the query's class, in nearly the same order for each query of it:
+# These are the results of four queries, which no training saw, in the index of the first model and in that of the last. Both indexes hold
+# the queries, too. With the weight 0 all results have the query's class, in nearly the same order for each query of that class:
 
 
 # %%
