@@ -173,8 +173,9 @@ def _open_by_datasets(form: str, name: str, files: list[str], mark: str, o: Opti
             split="train",
             cache_dir=str(cache_folder() / "datasets"),
         ),
-        ": give tars (a pattern has *) whose first five samples have files of the same endings; labels of some "
-        "images go into a table with their names, --labels" * (form == "webdataset"),
+        ": give tars (patterns have *) whose first five samples have files of the same "
+        "endings; labels of some images go into a table with their names, --labels"
+        * (form == "webdataset"),
     )
     return open_hf(rows, o, name, mark)
 

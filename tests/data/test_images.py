@@ -169,7 +169,8 @@ def test_every_form_of_an_image_is_that_image(tmp_path_factory, height, width, s
 def test_sizes_and_kinds_may_be_mixed():
     grey = Image.new("L", (9, 7), 90)
     mixed = [grey, np.full((5, 6, 3), 90, np.uint8), np.full((4, 4), 90, np.uint8)]
-    assert to_images(mixed, 8).tolist() == np.full((3, 3, 8, 8), 90).tolist()
+    mixed += [np.full((1, 5, 6), 90, np.uint8), torch.full((4, 5, 1), 90 / 255)]
+    assert to_images(mixed, 8).tolist() == np.full((5, 3, 8, 8), 90).tolist()
 
 
 # Data sets ----------------------------------------------------------------------------------------

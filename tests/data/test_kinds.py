@@ -37,6 +37,7 @@ X = np.random.default_rng(0).standard_normal((N, 8)).astype(np.float32) + 2
 Y = np.arange(N) % 3
 CLASSES = [f"c{y}" for y in Y]
 HOT = np.eye(3, dtype=int)[Y]
+PNGS = [f"{i}.png" for i in range(N)]
 
 
 @pytest.fixture
@@ -198,13 +199,12 @@ def test_tables_of_labels_by_usual_and_by_named_columns(folder, name):
 
 
 def test_json_of_names_and_labels(folder):
-    names = [f"{i}.png" for i in range(N)]
     for form in (str, lambda name: [name], lambda name: [name] * 2):
-        labels = {name: form(label) for name, label in zip(names[3:], CLASSES[3:], strict=True)}
+        labels = {name: form(label) for name, label in zip(PNGS[3:], CLASSES[3:], strict=True)}
         save(folder / "l.json", json.dumps(labels))
-        assert label_texts(open_data(X, names=names, labels="l.json")) == ["", "", "", *CLASSES[3:]]
-    pd.DataFrame({"image_id": names, "label": CLASSES}, range(9, N + 9)).to_json("l.json")
-    assert label_texts(open_data(X, names=names[::-1], labels="l.json")) == CLASSES[::-1]
+        assert label_texts(open_data(X, names=PNGS, labels="l.json")) == ["", "", "", *CLASSES[3:]]
+    pd.DataFrame({"image_id": PNGS, "label": CLASSES}, range(9, N + 9)).to_json("l.json")
+    assert label_texts(open_data(X, names=PNGS[::-1], labels="l.json")) == CLASSES[::-1]
     refused(X, "has no column 'kind'", labels=dict(enumerate(CLASSES)), label_column="kind")
 
 
@@ -246,12 +246,18 @@ def test_ids_and_names_in_a_column_of_any_name_are_found(folder, start):
 
 
 def test_names_in_a_table_are_those_of_data_without_any(folder):
-    names = [f"{i}.png" for i in range(N)]
-    table = pd.DataFrame({"path": names, "label": CLASSES})
+    table = pd.DataFrame({"path": PNGS, "label": CLASSES})
     data = open_data(X, labels=table)
-    assert (label_texts(data), data.texts["name"].tolist()) == (CLASSES, names)
-    refused(X, "is an id or name of the data", labels=dict(zip(names, CLASSES, strict=True)))
+    assert (label_texts(data), data.texts["name"].tolist()) == (CLASSES, PNGS)
+    refused(X, "is an id or name of the data", labels=dict(zip(PNGS, CLASSES, strict=True)))
     refused(X, "is an id or name of the data", labels=table, ids=np.arange(N)[::-1])
+
+
+@pytest.mark.parametrize("column", ["filenames", "image_name", "Image Paths", "url"])
+def test_vectors_with_names_take_labels_by_these(folder, column):
+    save(folder / "t.parquet", {"emb": list(X), column: PNGS})
+    table = pd.DataFrame({"image": PNGS, "label": CLASSES}).iloc[::-1]
+    assert label_texts(open_data("t.parquet", labels=table)) == CLASSES
 
 
 def test_joined_data_sets_of_different_classes_are_refused(folder):
@@ -318,7 +324,7 @@ def test_counts_from_0_beside_counts_from_1_are_refused(folder):
             X,
             "one counts from 0 and the other from 1",
             labels=labels,
-            names=[f"{i}.png" for i in range(N)],
+            names=PNGS,
         )
 
 
@@ -436,21 +442,23 @@ def test_row_numbers_in_a_table_do_not_name_items_that_another_column_names(fold
 
 def test_names_that_do_not_match_are_refused(folder):
     table = pd.DataFrame({"photo": [f"other {i}" for i in range(N)], "label": CLASSES})
-    names = [f"{i}.png" for i in range(N)]
-    refused(X, "no key of a label in 'photo' is an id or name", names=names, labels=table)
-    table["photo"] = [*names[1:], names[1]]
-    several = open_data(X, names=names, labels=table)
+    refused(X, "no key of a label in 'photo' is an id or name", names=PNGS, labels=table)
+    table["photo"] = [*PNGS[1:], PNGS[1]]
+    several = open_data(X, names=PNGS, labels=table)
     assert (label_texts(several)[1], several.notes[2]) == (
         "c0 c2",
         "labels names items again in 1 rows: they have the labels of all",
     )
-    indexed = pd.DataFrame({"label": CLASSES}, index=pd.Index(names, name="sample")).iloc[::-1]
-    assert label_texts(open_data(X, names=names, labels=indexed)) == CLASSES
+    indexed = pd.DataFrame({"label": CLASSES}, index=pd.Index(PNGS, name="sample")).iloc[::-1]
+    assert label_texts(open_data(X, names=PNGS, labels=indexed)) == CLASSES
     counted = pd.DataFrame({"id": range(N), "file": [f"b{i}" for i in range(N)], "label": CLASSES})
     names = [f"a{i}" for i in range(N)]
     refused(X, "no key of a label in 'file' is an id or name", names=names, labels=counted)
     data = open_data(X, names=names, labels=counted, id_column="id")
     assert label_texts(data) == CLASSES
+    some = counted.rename(columns={"file": "image"}).iloc[1:7]
+    refused(X, "no key of a label in 'image' is an id or name", names=names, labels=some)
+    refused(X, "has the id 1 in 'id', but the data has no ids", labels=some[["id", "label"]])
 
 
 @pytest.mark.parametrize("text", ["{:03}.png {}", "{:03} {}", '"{:03}.png" {}'])
@@ -462,9 +470,8 @@ def test_lines_of_a_name_and_a_label(folder, text):
 
 
 def test_a_first_line_with_an_image_is_no_header(folder):
-    names = [f"{i}.png" for i in range(N)]
-    labels = save(folder / "l.csv", "".join(map("{},{}\n".format, names, CLASSES)))
-    assert label_texts(open_data(X, names=names, labels=labels, label_column="1")) == CLASSES
+    labels = save(folder / "l.csv", "".join(map("{},{}\n".format, PNGS, CLASSES)))
+    assert label_texts(open_data(X, names=PNGS, labels=labels, label_column="1")) == CLASSES
 
 
 def test_several_arrays_of_one_row_are_refused(folder):
@@ -554,6 +561,8 @@ MORE_VECTORS = {
     "groups.h5": lambda path: save(path, {"train/v": X, "train/y": Y}),
     "v.csv": lambda path: pd.DataFrame(X).add_prefix("f").to_csv(path),
     "bare.csv": lambda path: np.savetxt(path, X, delimiter=","),
+    "blanks.dat": lambda path: np.savetxt(path, X),
+    "words.parquet": lambda path: save(path, dict(zip("hgfedcba", X.T, strict=True))),
     "v.parquet": lambda path: save(path, {f"d{i}": X[:, i] for i in (*range(4, 8), *range(4))}),
     "price.parquet": lambda path: save(path, {**{f"f{i}": X[:, i] for i in range(8)}, "price": Y}),
 }
@@ -646,6 +655,7 @@ def test_numbers_of_columns_are_a_header(folder, rows):
     [
         (pd.DataFrame(X), {}, {}),
         (pd.DataFrame(X), {"sep": ";", "decimal": ","}, {}),
+        (pd.DataFrame(X).assign(c=CLASSES), {"header": False}, {"vectors": "[0-7]"}),
         (pd.DataFrame({"emb": X.tolist(), "n": range(N)}), {}, {"vectors": "emb"}),
         (pd.DataFrame({"emb": list(X), "n": range(N)}), {}, {"vectors": "emb"}),
     ],
@@ -657,13 +667,14 @@ def test_vectors_in_csv_as_pandas_writes_them(folder, table, written, read):
 
 def test_images_in_parquet_and_in_clones_of_hubs(folder):
     columns = {"image": [png(i) for i in range(4)], "label": ["a", "b"] * 2, "n": list(range(4))}
-    columns["bbox"] = [[0.0, 1.0, 2.0, 3.0]] * 4
-    save(folder / "i.parquet", columns)
+    columns |= {"bbox": [[0.0, 1.0, 2.0, 3.0]] * 4, "key": list("wxyz")}
+    save(folder / "i.parquet", {name.replace("image", "jpg"): columns[name] for name in columns})
     rows = hub({"image": datasets.Image(decode=False)}, **columns)
     (folder / "clone/data").mkdir(parents=True)
     rows.to_parquet("clone/data/train-00000-of-00001.parquet")
     for data in (open_data("i.parquet"), open_data("clone")):
-        assert (label_texts(data), data.read(slice(0, 1))[0].shape) == (["a", "b"] * 2, (4, 4, 3))
+        assert (label_texts(data), [*data.texts["name"]]) == (["a", "b"] * 2, [*"wxyz"])
+        assert data.read(slice(0, 1))[0].shape == (4, 4, 3)
 
 
 def samples(folder, **texts):
@@ -761,6 +772,8 @@ LAYOUTS = {
     "train/cat/1 train/dog/2 train/unlabeled/3": ["cat", "dog", ""],
     ".h/a cat/1 cat/._2 dog/x/3": ["cat", "dog"],
     "labeled/cat/1 labeled/dog/2 unlabeled/3": ["cat", "dog", ""],
+    "train/bus/1 train/train/2 validation/bus/3 validation/train/4": ["bus", "train"] * 2,
+    "training/cat/1 validation/cat/2 evaluation/dog/3": ["cat", "cat", "dog"],
     "train_station/1 train_interior/2 kitchen/3": ["kitchen", "train_interior", "train_station"],
     "labeled/1 blank/2": ["blank", "labeled"],
     "image/1 table/2 extra/3 unlabeled_images/4": ["extra", "image", "table", ""],
