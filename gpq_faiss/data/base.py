@@ -73,7 +73,10 @@ class Dataset(ABC):
     def require_labels(self) -> Labels:
         """Return the labels. Raises DataError: no item has one."""
         if self.labels is None or not self.labels.has().any():
-            raise DataError(f"{self.name}: no item has a label: give labels with --labels FILE")
+            raise DataError(
+                f"{self.name}: no item has a label: give labels with --labels FILE, or their "
+                "column with --read label_column=NAME"
+            )
         return self.labels
 
     def add_bad(self, i: int, name: str, reason: str) -> None:

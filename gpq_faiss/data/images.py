@@ -140,9 +140,8 @@ def as_array(value: Any, location: str) -> NDArray[Any]:
     """Convert an array, tensor, or list of them, to an array of numbers. Raises DataError: not
     numbers.
     """
-    if isinstance(value, list | tuple):
-        value = [without_gradient(item) for item in value]
-    array = checks.as_array(without_gradient(value), location)
+    items = [without_gradient(x) for x in value] if isinstance(value, list | tuple) else value
+    array = checks.as_array(without_gradient(items), location)
     if array.dtype.kind not in "fiu":
         raise DataError(
             f"{location}: {type(value).__name__} of {array.dtype} is not an array of numbers, nor "

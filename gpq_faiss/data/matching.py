@@ -90,24 +90,23 @@ def _read_column(files: Sequence[Path], role: str) -> Any:
     if form not in ("text", "csv"):
         return open_tables(files)
     lines = [
-        line.strip().strip('"')
+        line.strip(" ").strip('"')
         for file in files
         for line in read_text(file, role).removesuffix("\n").split("\n")
     ]
-    first, following = lines[0], lines[1:]
-    if (
-        {*first} & {*",;\t"}
-        and (role == "labels" or form == "csv")  # names may have commas
-        and not all(map(ROW.fullmatch, lines))
-    ):
+    first, *following = lines
+    separated = ({*first} & {*",;\t"} & {*line} for line in lines if line)
+    # Names may have commas.
+    is_table = any(separated) if form == "csv" else role == "labels" and all(separated)
+    if is_table and not all(map(ROW.fullmatch, lines)):
         return open_tables(files)
     words = [line.split(maxsplit=1) for line in lines if line]
     if role == "labels" and _are_pairs(words):
         return _pairs_table(files[0].name, words)
     is_name = usual(role, [first]) is not None and first not in following
-    is_number = [bool(ROW.fullmatch(x) or WHOLE.fullmatch(x) or x == "") for x in lines]
-    has_header = following and (is_name or (all(is_number[1:]) and not is_number[0]))
-    return following if has_header else lines
+    is_number = [bool(ROW.fullmatch(x) or not re.search(r"[^\W\d_]", x)) for x in lines]
+    is_above_numbers = all(is_number[1:]) and not is_number[0]
+    return following if following and (is_name or is_above_numbers) else lines
 
 
 def _are_pairs(rows: Any) -> bool:

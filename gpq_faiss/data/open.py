@@ -406,13 +406,12 @@ def _opener(source: Any) -> tuple[str, Callable[[Any, Options], Dataset], str, o
         return "a data set", lambda dataset, _: replace(dataset, notes=[]), "", source
     if "datasets" in {kind.__module__.partition(".")[0] for kind in type(source).__mro__}:
         return "a Hugging Face data set", open_hf, _TABLE, source
-    if hasattr(source, "__arrow_c_stream__") and not hasattr(source, "to_frame"):
+    is_column = hasattr(source, "to_frame")  # of pandas or polars
+    if hasattr(source, "__arrow_c_stream__") and not is_column:
         return "a table", partial(open_table, type(source).__name__), _TABLE, frame_table(source)
-    if hasattr(source, "to_frame"):  # one column of pandas or polars
-        return "a list of items", open_items, "", list(source)
-    if hasattr(source, "ndim"):
+    if hasattr(source, "ndim") and not is_column:
         return "an array", open_array, "", source
-    return "a list of items", open_items, "", source
+    return "a list of items", open_items, "", list(source) if is_column else source
 
 
 def open_data(

@@ -59,7 +59,7 @@ LABELS = [
     ("l.txt", "a\nb\n", "2 labels, features:x.npy has 4 items"),
     ("l.txt", b"\xfa\xfe\n", "saved as UTF-8"),
     ("l.txt", "0\n1\n-5\n2", "label -5"),
-    ("l.txt", "0 3\n1\n1\n2", "3 labels, features:x.npy has 4 items"),
+    ("l.txt", "x 3\n1\n1\n2", "3 labels, features:x.npy has 4 items"),
     ("l.csv", "0,1\n1,2\n1,1\n0,0", "no column of a usual name .it has '0', '1'"),
     ("l.csv", "Bild;Klasse\n0;a\n1;b\n", "it has 'Bild', 'Klasse'.: name one .* label_column"),
     ("l.csv", "id,label,label\n0,a,b\n1,b,a\n", "names a column twice"),

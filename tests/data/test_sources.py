@@ -53,7 +53,7 @@ def roots(tmp_path_factory):
             rows = range(8 * k, 8 * k + 8)
             texts = {f"{i:02}.json": f'{{"label": "{KINDS[Y[i]]}"}}'.encode() for i in rows}
             members = texts | {f"{i:02}.png": png(i, 8) for i in rows}
-            shard(root / f"x-{k + 8:02}.tar", dict(sorted(members.items())))
+            shard(root / f"tars/x-{k + 8:02}.tar", dict(sorted(members.items())))
         table = {"image": [f"images/{name}" for name in NAMES], "label": [KINDS[y] for y in Y]}
         save(root / "t.parquet", table)
         pd.DataFrame(table).to_csv(root / "t.csv", index=False)
@@ -77,8 +77,10 @@ OBJECTS = {
     "array": lambda: PIXELS,
     "planes": PLANES.numpy,
 }
-FILES = {"images": "folder", "t.csv": "csv", "t.parquet": "parquet", "l.txt": "list", "hub": "hf"}
-FILES |= {"x-*.tar": "webdataset"}
+FILES = {
+    **{"images": "folder", "t.csv": "csv", "t.parquet": "parquet", "l.txt": "list", "hub": "hf"},
+    **{"tars": "webdataset", "tars/x-*.tar": "webdataset"},
+}
 
 
 @pytest.mark.parametrize("form", [*FILES, *OBJECTS])
@@ -93,8 +95,7 @@ def test_every_form_is_the_same_images(roots, form):
     assert data.require_labels().class_names == (("0", "1", "2") if is_numbered else KINDS)
     for rows in (slice(None), np.random.default_rng(0).permutation(N)):
         np.testing.assert_array_equal(np.stack(data.read(rows)), PIXELS[rows])
-    is_file = form in ("images", "t.csv", "t.parquet", "l.txt")
-    if is_file:
+    if form in ("images", "t.csv", "t.parquet", "l.txt"):
         assert list(data.paths) == [str(root / "images" / name) for name in NAMES]
     if form in FILES:  # a path is opened by what it is
         named = open_data(f"{FILES[form]}:{root}/{form}")
