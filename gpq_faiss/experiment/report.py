@@ -203,13 +203,14 @@ def notes_of(experiment: Experiment) -> list[str]:
     grid = description.grid
     counts = runs[0].counts
     missing = experiment.missing()
+    changes = [json.dumps(changed) for changed in (grid["config"], grid["settings"]) if changed]
     notes = [
         f"{experiment.seeds.capitalize()}. {runs[0].convention}. {description.data['name']}, "
         f"protocol {grid['protocol']}, labelled {grid['labelled'] or 'by the protocol'}: "
         f"{counts['queries']:,} queries, {counts['labelled']:,} labelled and "
         f"{counts['unlabelled']:,} unlabelled items, {counts['database']:,} in the database.",
-        f"Rows that do not say otherwise have the preset {grid['preset']}, changed by "
-        f"{json.dumps(grid['config'])}, and by {json.dumps(grid['settings'])} of the command.",
+        f"Rows that do not say otherwise have the preset {grid['preset']}"
+        f"{', changed by ' if changes else ''}{', and of the command by '.join(changes)}.",
         "Data, networks and budget are not the paper's: compare these figures with each other, not "
         "with its tables.",
     ]

@@ -84,7 +84,9 @@ def _from_faiss(index: Any, name: str) -> Index:
     """Build an index from the codes of a Faiss index; ``name`` is its name in errors."""
     contents = from_faiss(index, name)
     if not len(contents.codes):
-        raise DataError(f"{name} is empty: add codes first (gpq index)")
+        raise DataError(
+            f"{name} is empty: add vectors or codes by Faiss, or write one by gpq index"
+        )
     Z = search_codebooks(contents.codebooks, contents.metric)
     lists = InvertedLists.build(contents.codes, contents.ids, Z)
     return Index((lists,), contents.codebooks, metric_type=contents.metric, form=contents.kind)

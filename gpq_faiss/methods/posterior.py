@@ -447,8 +447,8 @@ class PosteriorCodes(CodeMethod):
             )
         if self.unseen:
             log.info(
-                "many unlabelled items are of none of the labelled classes: codes are made for "
-                "those, too (posterior.unseen_classes=false serves the labelled classes alone)"
+                "codes are made for items of other classes than the labelled ones, too "
+                "(posterior.unseen_classes=false serves the labelled classes alone)"
             )
         elif y.sum() <= MOST_LABELS * len(y):
             self.pseudo_labels = propagate_labels(
