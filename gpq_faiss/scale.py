@@ -41,19 +41,13 @@ def scale_warning(
     """Return a warning if ``n`` vectors are not ``measured`` at the ``expected`` scale."""
     if not expected or not measured or not measured["norm"]:
         return None
-    if n < _MIN_VECTORS:
-        is_usual = (
-            expected["least_norm"] / _MAX_FACTOR
-            <= measured["norm"]
-            <= expected["largest_norm"] * _MAX_FACTOR
-        )
-    else:
-        is_usual = expected["norm"] / _MAX_FACTOR <= measured["norm"] <= expected[
-            "norm"
-        ] * _MAX_FACTOR and max(abs(measured[end] - expected[end]) for end in ("low", "high")) <= (
-            _MAX_FACTOR - 1
-        ) * (expected["high"] - expected["low"])
-    if is_usual:
+    # Of few vectors, only the norm is compared, with the norms of single vectors.
+    are_few = n < _MIN_VECTORS
+    least = expected["least_norm" if are_few else "norm"] / _MAX_FACTOR
+    largest = expected["largest_norm" if are_few else "norm"] * _MAX_FACTOR
+    shift = max(abs(measured[end] - expected[end]) for end in ("low", "high"))
+    largest_shift = (_MAX_FACTOR - 1) * (expected["high"] - expected["low"])
+    if least <= measured["norm"] <= largest and (are_few or shift <= largest_shift):
         return None
     scale = "norms of about {norm:.3g} and numbers from {low:.3g} to {high:.3g}"
     return (
