@@ -87,8 +87,9 @@ def decode_image(
         source.load()
         return _to_rgb(source)
     except Exception as error:  # malformed bytes raise nearly all of them
-        reason = _REASONS.get(type(error), f"cannot be decoded ({one_line(error)})")
-        raise DataError(f"{name}: {reason}") from None
+        raise DataError(
+            f"{name}: {_REASONS.get(type(error), f'cannot be decoded ({one_line(error)})')}"
+        ) from None
 
 
 def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:

@@ -312,7 +312,12 @@ def _texts_of(value: Any) -> tuple[str, ...]:
         return tuple(str(int(cell[0][0] in "1tT")) for cell in re.finditer(_CELL, text, re.I))
     if re.fullmatch(r"-?\d*\.\d+(e[+-]?\d+)?", text, re.IGNORECASE):  # 1.0 and 0.5 as numbers
         return _texts_of(float(text))
-    text = re.sub(r"^(frozen)?set\((.*)\)$|^\{\}$", r"\2", text)
+    # Also "[np.int64(3)]" and "tensor(3)".
+    text = re.sub(
+        r"^(?:frozen)?set\((.*)\)$|^\{\}$|\b(?:np\.\w+|array|tensor)\(([^()]*)\)",
+        r"\1\2",
+        text,
+    )
     if text[:1] in ("[", "{", "(") or text[:2] in ("b'", 'b"'):
         with contextlib.suppress(ValueError, SyntaxError):  # arrays in text have no commas
             return _texts(ast.literal_eval(re.sub(r"(?<=['\"])\s+(?=['\"])", ", ", text)))

@@ -133,10 +133,9 @@ def _is_table(labels: Any, o: Options) -> bool:
     labels, or dicts that are rows."""
     if isinstance(labels, Mapping):
         column: Any = labels.get(o.label_column or usual("labels", labels))
-        return isinstance(column, Mapping) or np.ndim(column) > 0
-    are_rows = isinstance(labels, list) and all(isinstance(row, Mapping) for row in labels)
+        return isinstance(column, Mapping | list) or np.ndim(column) > 0
     return (
-        (are_rows and len(labels) > 0)
+        (isinstance(labels, list) and {isinstance(row, Mapping) for row in labels} == {True})
         or hasattr(labels, "columns")
         or (isinstance(labels, np.ndarray) and labels.dtype.names is not None)
     )

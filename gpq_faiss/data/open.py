@@ -63,7 +63,7 @@ def open_table(name: str, table: Table, o: Options, mark: str = "", folder: str 
             raise DataError(
                 f"{table.source}: none of its {len(paths):,} images exists "
                 f"({', '.join(paths[:1])}, for one): give their folder with --read root=DIR, or "
-                "read vectors as features:FILE, their column with --read vectors=NAME"
+                "the vectors with --read vectors=NAME or a pattern, 'f*' (of a text: features:FILE)"
             )
         return image_files(name, paths, listed, max_bad=o.max_bad, **attributes)
 
@@ -211,7 +211,7 @@ def open_hf(source: Any, o: Options, name: str = "", mark: str = "") -> Dataset:
     if not hasattr(source, "data"):
         raise DataError(f"{name} cannot be read by position: give a Dataset")
     data = source.data.table if source._indices is None else source.with_format("arrow")[:]
-    if "json" in source.features:  # of a WebDataset
+    if isinstance(source.features.get("json"), dict):  # of a WebDataset
         for field, values in zip(
             data.schema.field("json").type, data["json"].flatten(), strict=True
         ):
@@ -270,8 +270,8 @@ def _targets(source: Any) -> tuple[Any, Any]:
             raise DataError(
                 "joined data sets have different classes: put their images in one folder"
             )
-        if all(targets is not None for targets, _ in parts):
-            return np.concatenate([targets for targets, _ in parts]), parts[0][1]
+        has_all = all(targets is not None for targets, _ in parts)
+        return np.concatenate([targets for targets, _ in parts]) if has_all else None, parts[0][1]
     if getattr(source, "target_transform", None) is not None:
         return None, None
     targets, names = getattr(source, "targets", None), getattr(source, "classes", None)
@@ -309,7 +309,7 @@ def open_items(source: Any, o: Options) -> Dataset:
         attributes = {
             "labels": Labels.from_ids(targets, classes)
             if classes
-            and all(isinstance(x, int | np.integer) or hasattr(x, "detach") for x in targets)
+            and all(isinstance(x, int | np.integer) or getattr(x, "ndim", 1) == 0 for x in targets)
             else labels_of(targets, "labels"),
             "label_source": (name, "in its items"),
         }
@@ -406,9 +406,15 @@ def _opener(source: Any) -> tuple[str, Callable[[Any, Options], Dataset], str, o
         return "a data set", lambda dataset, _: replace(dataset, notes=[]), "", source
     if "datasets" in {kind.__module__.partition(".")[0] for kind in type(source).__mro__}:
         return "a Hugging Face data set", open_hf, _TABLE, source
-    is_column = hasattr(source, "to_frame")  # of pandas or polars
-    if hasattr(source, "__arrow_c_stream__") and not is_column:
+    row = next(iter(source), None) if isinstance(source, list) else None
+    vector = row.get(usual("vectors", row)) if isinstance(row, Mapping) else None
+    if (isinstance(vector, list | np.ndarray) and np.ndim(vector) == 1) or (
+        hasattr(source, "__arrow_c_stream__") and not hasattr(source, "to_frame")
+    ):
         return "a table", partial(open_table, type(source).__name__), _TABLE, frame_table(source)
+    is_column = hasattr(source, "to_frame") or (
+        isinstance(source, np.ndarray) and source.ndim == 1 and source.dtype.kind in "OUST"
+    )
     if hasattr(source, "ndim") and not is_column:
         return "an array", open_array, "", source
     return "a list of items", open_items, "", list(source) if is_column else source

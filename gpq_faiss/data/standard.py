@@ -50,9 +50,12 @@ _FOLDERS = {
 def _part_of(folder: str) -> str:
     """Return ``training`` or ``test`` if a word of a folder's name says so, as in ``seg_train`` and
     ``val2017``, ``unlabelled`` if its name does, else nothing."""
-    words = {*re.findall("[a-z]+", folder.lower())}
     return next(
-        (part for part in ("training", "test") if words & _FOLDERS[part]),
+        (
+            part
+            for part in ("training", "test")
+            if not _FOLDERS[part].isdisjoint(re.findall("[a-z]+", folder.lower()))
+        ),
         "unlabelled" if folder.lower() in _FOLDERS["unlabelled"] else "",
     )
 
@@ -234,8 +237,13 @@ def open_nuswide(root: str, o: Options) -> ImageDataset:
     Images without any of them are left out; ids are row numbers in the official image list.
     """
     folder = Path(root).expanduser()
-    lines = read_text(folder / "ImageList/Imagelist.txt", "image names, one per line,").split("\n")
-    names = [line.strip().replace("\\", "/") for line in lines if line.strip()]
+    names = [
+        line.strip().replace("\\", "/")
+        for line in read_text(folder / "ImageList/Imagelist.txt", "names, one per line,").split(
+            "\n"
+        )
+        if line.strip()
+    ]
     concepts = read_text(folder / "ConceptsList/Concepts81.txt", "concept names").split()
     matrix = np.zeros((len(names), len(concepts)), np.int8)
     for c, concept in enumerate(concepts):

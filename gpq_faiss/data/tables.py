@@ -115,9 +115,9 @@ USUAL = {
         *["feature", "feats", "feat", "imageembedding", "imageembeddings", "imgemb", "embed"],
     ],
     "labels": [
-        *["labels", "label", "y", "class", "category", "finelabel", "target", "targets"],
+        *["labels", "label", "class", "category", "finelabel", "target", "targets"],
         *["classes", "categories", "classname", "labelname", "labelid", "classid", "categoryid"],
-        *["tags", "tag", "cls"],
+        *["tags", "tag", "cls", "y"],
     ],
     "ids": _IDS,
     "images": _IMAGES,
@@ -239,7 +239,11 @@ class Table:
         if self.kinds[name] == "text":
             with contextlib.suppress(ValueError):  # other texts
                 return np.array(
-                    [re.sub(r"[\[\],;]", " ", text).split() for text in self.texts(name)],
+                    [
+                        # Also as the texts of numpy's and torch's numbers and arrays.
+                        re.sub(r"np\.\w+|array|tensor|[\[\](),;]", " ", text).split()
+                        for text in self.texts(name)
+                    ],
                     np.float32,
                 )
         if name in self.arrays or self.kinds[name] != "list":
@@ -295,7 +299,7 @@ class Table:
             classes = [
                 n for n in columns if usual("keys", [n]) is None or {*columns[n]} <= {*YES, *NO}
             ]
-            others = {text for name in classes for text in columns[name]} - {*YES}
+            others = {text for name in classes for text in columns[name]} - {*YES, ""}
             if len(classes) > 1 and (others <= {*NO} or others <= {"-1", "-1.0"}):
                 return Labels.from_multihot(
                     np.column_stack([np.isin(columns[name], YES) for name in classes]), classes
@@ -310,8 +314,9 @@ class Table:
         their paths, which are the names.
         """
         label = o.label_column or (usual("labels", self.kinds) if o.with_labels else None)
-        ids, names, notes = o.id_column or usual("ids", self.kinds), o.name_column, list[str]()
-        attributes: dict[str, Any] = {"notes": notes}
+        ids = o.id_column or usual("ids", self.kinds.keys() - {label})
+        name = o.name_column
+        attributes: dict[str, Any] = {"notes": []}
         if label is not None:
             attributes |= {
                 "labels": self.labels(replace(o, label_column=label)),
@@ -321,21 +326,27 @@ class Table:
             values = self.values(self.column(ids, "ids"))
             is_text = o.id_column is None and self.kinds[ids] == "text"
             if is_text and not all(WHOLE.fullmatch(plain_text(value)) for value in values):
-                notes.append(f"{ids!r} holds texts: they are the names; ids are row numbers")
-                names = names or ids
+                attributes["notes"] += [
+                    f"{ids!r} holds texts: they are the names; ids are row numbers"
+                ]
+                name = name or ids
             else:
                 attributes["ids"] = whole_numbers(values, f"{self.source}: {ids!r}")
         unused = [
-            name
-            for name in self.of_kind("text", "number", "bytes")
-            if name not in (ids, label)
-            and (self.kinds[name] != "bytes" or (name != images and not usual("images", [name])))
+            column
+            for column in self.of_kind("text", "number", "bytes")
+            if column not in (ids, label)
+            and (
+                self.kinds[column] != "bytes" or not (column == images or usual("images", [column]))
+            )
         ]
-        names = names or (images if images in unused else usual("names", unused))
-        notes += [f"images are in column {images!r}"] * (images is not None)
-        columns = {name: name for name in o.keep} | ({"name": names} if names else {})
+        name = name or (images if images in unused else usual("names", unused))
+        attributes["notes"] += [f"images are in column {images!r}"] * (images is not None)
+        columns = {kept: kept for kept in o.keep} | ({"name": name} if name else {})
         return attributes | {
-            "texts": {text: self.texts(self.column(name, "keep")) for text, name in columns.items()}
+            "texts": {
+                text: self.texts(self.column(column, "keep")) for text, column in columns.items()
+            }
         }
 
     def vectors(self, o: Options) -> tuple[Matrix, list[str]]:
@@ -362,7 +373,7 @@ class Table:
             chosen = [
                 self.column(name, "vectors")
                 for pattern in o.vectors
-                for name in fnmatch.filter(self.kinds, pattern) or [pattern]
+                for name in fnmatch.filter(self.of_kind("number", "list"), pattern) or [pattern]
             ]
         elif lists:
             name = usual("vectors", lists)
@@ -371,8 +382,13 @@ class Table:
             return self.matrix(chosen[0]), [f"vectors are in column {chosen[0]!r}"]
         are_numbers = {*map(self.kinds.get, chosen)} == {"number"}
         lengths = {self.arrays[name].shape[0] for name in chosen if name in self.arrays}
-        # More arrays than rows are one vector for each name.
-        if not are_numbers or len(lengths) > 1 or any(len(chosen) > length for length in lengths):
+        # More arrays than rows, or named as images, are one vector for each name.
+        if (
+            not are_numbers
+            or len(lengths) > 1
+            or any(len(chosen) > length for length in lengths)
+            or any(map(is_image_name, chosen))
+        ):
             raise DataError(
                 f"{self.source}: which column holds the vectors? (it has "
                 f"{', '.join((lists or list(self.kinds))[:20])}): name them with --read"
@@ -491,8 +507,9 @@ def _hdf5(path: Path) -> dict[str, Matrix]:
     with open_hdf5(path) as h5:
         nodes = dict(h5.items())
         h5.visititems(lambda name, node: nodes.update({name: node}))
+        groups = {name.rpartition("/")[0] for name, node in nodes.items() if hasattr(node, "shape")}
         return {
-            name: (
+            name.rpartition("/")[2] if len(groups) == 1 else name: (
                 Hdf5Array(path, name)
                 if node.dtype.kind in "iufb"
                 else np.array(node.asstr(errors="replace")[:], dtype=np.str_)
@@ -512,10 +529,11 @@ def _csv(path: Path) -> Any:
     """
     reader = _library("pyarrow.csv", path)
     text = read_text(path, "a table with a header line").lstrip("\n# ")
-    if all(map(NUMBER.fullmatch, text.partition("\n")[0].split(" "))):  # as np.savetxt writes
-        text = text.replace(" ", "\t")
+    if all(map(NUMBER.fullmatch, text.partition("\n")[0].split())):  # as numpy and MATLAB write
+        text = re.sub(" +", "\t", re.sub("(?m)^ +| +$", "", text))
     first = text.partition("\n")[0]
-    separator = max(",;\t|", key=first.count)
+    # Commas before a semicolon are decimal.
+    separator = max(",;\t|", key=re.sub(r"(?<=\d),(?=\d+(;|$))", "", first).count)
     names = next(csv.reader([first], delimiter=separator), [])
     names = [
         name.strip() or f"Unnamed: {i}" + ".1" * (f"Unnamed: {i}" in names)  # as in pandas
@@ -523,7 +541,7 @@ def _csv(path: Path) -> Any:
     ]
     texts = [name for name in names if usual("labels", [name]) or usual("keys", [name]) is not None]
     counted = [str(i) for i in range(len(names))]
-    is_row = all(map(NUMBER.fullmatch, names)) or any(
+    is_row = all(NUMBER.fullmatch(name.replace(",", ".")) for name in names) or any(
         is_image_name(name) or (NUMBER.fullmatch(name) and "." in name) for name in names
     )
     has_header = not is_row or (len(names) > 2 and names == counted)

@@ -56,6 +56,8 @@ HOT_FORMS = {
     "bfloat16": lambda hot: torch.tensor(hot).bfloat16(),
     "bools": lambda hot: (hot == 1).tolist(),
     "texts": lambda hot: hot.astype(str).tolist(),
+    "texts of numpy": lambda hot: [str([*row]) for row in hot],
+    "texts of torch": lambda hot: [str(torch.tensor(row)) for row in hot],
     "texts of bools": lambda hot: (hot == 1).astype(str).tolist(),
     "texts of floats": lambda hot: hot.astype(float).astype(str).tolist(),
     "texts and blanks": lambda hot: [" ".join(row) * ("1" in row) for row in hot.astype(str)],
@@ -208,9 +210,9 @@ def test_json_of_names_and_labels(folder):
     refused(X, "has no column 'kind'", labels=dict(enumerate(CLASSES)), label_column="kind")
 
 
-@pytest.mark.parametrize("other", [0, -1])
+@pytest.mark.parametrize("other", [0, -1, ""])
 def test_a_column_for_each_class(folder, other):
-    columns = {f"c{i}": np.where(i == Y, 1, other) for i in range(3)}
+    columns = {f"c{i}": [1 if i == y else other for y in Y] for i in range(3)}
     pd.DataFrame({"image_id": range(N), **columns}).iloc[::-1].to_csv("l.csv", index=False)
     assert label_texts(open_data(X, labels="l.csv")) == [f"c{i}" for i in Y]
 
@@ -349,6 +351,8 @@ PAIRS = {
     "tuple": tuple,
     "records": lambda pairs: [{"id": i, "label": label} for i, label in pairs],
     "columns": lambda pairs: dict(zip(("id", "label"), zip(*pairs, strict=True), strict=True)),
+    "lists": lambda pairs: {"id": [i for i, _ in pairs], "label": [[name] for _, name in pairs]},
+    "boxes": lambda pairs: pd.DataFrame([{"id": i, "x": 1, "y": 2, "class": c} for i, c in pairs]),
     "l.npy": lambda pairs: save(Path("l.npy"), np.array(pairs, [("id", "i8"), ("label", "U9")])),
     "l.json": lambda pairs: save(Path("l.json"), json.dumps(PAIRS["records"](pairs))),
 }
@@ -554,11 +558,15 @@ def arrow_stream(path, table):
 MORE_VECTORS = {
     "v.feather": lambda path: pa.feather.write_feather(pa.table({"v": list(X)}), path),
     "stream.arrow": lambda path: arrow_stream(path, pa.table({"v": list(X)})),
-    "groups.h5": lambda path: save(path, {"train/v": X, "train/y": Y}),
+    "groups.h5": lambda path: save(path, {"train/v": X, "train/y": Y, "train/ids": Y}),
     "v.csv": lambda path: pd.DataFrame(X).add_prefix("f").to_csv(path),
     "bare.csv": lambda path: np.savetxt(path, X, delimiter=","),
     "blanks.dat": lambda path: np.savetxt(path, X),
     "header.csv": lambda path: np.savetxt(path, X, delimiter=",", header="a,b,c,d,e,f,g,h"),
+    "padded.dat": lambda path: np.savetxt(path, X, fmt="%15.7e"),
+    "commas.csv": lambda path: pd.DataFrame(X).to_csv(
+        path, header=False, index=False, sep=";", decimal=","
+    ),
     "words.parquet": lambda path: save(path, dict(zip("hgfedcba", X.T, strict=True))),
     "v.parquet": lambda path: save(path, {f"d{i}": X[:, i] for i in (*range(4, 8), *range(4))}),
     "price.parquet": lambda path: save(path, {**{f"f{i}": X[:, i] for i in range(8)}, "price": Y}),
@@ -653,6 +661,8 @@ def test_numbers_of_columns_are_a_header(folder, rows):
         (pd.DataFrame(X), {}, {}),
         (pd.DataFrame(X), {"sep": ";", "decimal": ","}, {}),
         (pd.DataFrame(X).assign(c=CLASSES), {"header": False}, {"vectors": "[0-7]"}),
+        (pd.DataFrame(X).add_prefix("f").assign(filename=PNGS), {}, {"vectors": "f*"}),
+        (pd.DataFrame({"emb": [[*x] for x in X]}), {}, {"vectors": "emb"}),
         (pd.DataFrame({"emb": X.tolist(), "n": range(N)}), {}, {"vectors": "emb"}),
         (pd.DataFrame({"emb": list(X), "n": range(N)}), {}, {"vectors": "emb"}),
     ],
@@ -707,21 +717,28 @@ def test_vectors_in_objects(folder):
     with h5py.File("a.h5", "w") as h5:
         h5["v"] = X
         sources = [h5["v"], list(X), X.tolist(), torch.tensor(X), list(torch.tensor(X))]
-        for source in sources:
+        for source in (*sources, pd.Series([*X]), pd.Series([*X]).to_numpy()):
             np.testing.assert_array_equal(open_data(source).read(np.array([9, 2, 9])), X[[9, 2, 9]])
     assert open_data(torch.tensor(X).bfloat16()).matrix.shape == (N, 8)
 
 
 def test_vectors_and_labels_in_one_object(folder):
     tensors = TensorDataset(torch.tensor(X), torch.tensor(Y))
-    triples = TensorDataset(torch.tensor(X), torch.tensor(Y), torch.arange(N))
-    for source in (tensors, triples, Subset(tensors, range(N))):
+    for source in (
+        tensors,
+        Subset(tensors, range(N)),
+        TensorDataset(*tensors.tensors, torch.ones(N)),
+    ):
         assert label_texts(open_data(source)) == Y.astype(str).tolist()
         np.testing.assert_array_equal(open_data(source).read(slice(None)), X)
     assert open_data(TensorDataset(torch.tensor(X))).labels is None
-    named = [{"embedding": x, "target": y} for x, y in zip(X, Y.tolist(), strict=True)]
-    np.testing.assert_array_equal(open_data(named).read(slice(None)), X)
-    assert label_texts(open_data(named)) == Y.astype(str).tolist()
+    records = [
+        {"embedding": x.tolist(), "target": y, "id": 9 * y}
+        for x, y in zip(X, Y.tolist(), strict=True)
+    ]
+    data = open_data(records)
+    np.testing.assert_array_equal(data.read(slice(None)), X)
+    assert (label_texts(data), data.ids.tolist()) == ([*map(str, Y)], [*(9 * Y)])
     for labels in (CLASSES, torch.tensor(Y), Y.astype(np.uint8)):
         items = [(png(i), label) for i, label in enumerate(labels)]
         named = Items(items, classes=["c0", "c1", "c2"])
