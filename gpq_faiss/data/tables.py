@@ -108,7 +108,7 @@ _IMAGES = [
     *["imagepaths", "imagenames", "imagefiles", "filepaths", "filenames", "files", "imgpaths"],
 ]
 _COUNTERS = ["index", "indexlevel0", "level0", "unnamed0", "unnamed01", ""]
-_NAMES = ["name", "names", "path", "paths", "key", "keys", *_IMAGES, "url", "urls"]
+_NAMES = ["name", "names", "path", "paths", "key", "keys", *_IMAGES]
 USUAL = {
     "vectors": [
         *["features", "x", "data", "embeddings", "embedding", "vectors", "vector", "emb", "arr0"],
@@ -121,7 +121,7 @@ USUAL = {
     ],
     "ids": _IDS,
     "images": _IMAGES,
-    "names": _NAMES,
+    "names": [*_NAMES, "url", "urls"],
     "items": [*_IDS, *_NAMES, "item"],
     "counters": _COUNTERS,
     "keys": [*_IDS, *_NAMES, "item", *_COUNTERS],
