@@ -103,7 +103,7 @@ def open_files(path: str, o: Options, *, form: str = "features") -> Dataset:
         numbers = [[re.findall(r"\d+", file.stem) for file in part] for part in (files, metadata)]
         if len(files) == len(metadata) and numbers[0] != numbers[1]:
             raise DataError(f"{name}: the files of img_emb and metadata have different numbers")
-        table = Table(table.source, table.arrays, open_tables(metadata).data)
+        table = Table(str(metadata[0].parent.parent), table.arrays, open_tables(metadata).data)
     if {*table.of_kind("image", "bytes")} - {*table.arrays} and o.vectors is None:
         return _open_by_datasets("parquet", name, list(map(str, files)), mark, o)
     return open_table(name, table, o, mark, str(files[0].parent))

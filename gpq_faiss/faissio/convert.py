@@ -138,7 +138,7 @@ def from_faiss(index: Any, name: str = "the index") -> Contents:
     if type(inner) is not faiss.IndexPQ or not 2 <= inner.pq.nbits <= 8:
         raise DataError(
             f"{name} is {describe(index)}, not codes of a product quantiser "
-            "(IndexPQ of 2 to 8 bits)"
+            "(IndexPQ of 2 to 8 bits): search it by Faiss itself, or index its codes by gpq index"
         )
     if inner.metric_type not in METRICS or not inner.is_trained:
         raise DataError(f"{name} is not trained, or its metric is neither inner product nor L2")

@@ -97,7 +97,7 @@ def read_description(folder: str | Path) -> dict[str, Any]:
     if not path.exists():
         raise DataError(
             f"{path.parent.resolve()} is not a model folder, its config.json is not found: "
-            "pass the --out of 'gpq train'"
+            "pass the --out of 'gpq train', or, to search, an exported encoder (.onnx)"
         )
     document: dict[str, Any] = read_json(path, "a model's settings (gpq train writes it)")
     if not isinstance(document, dict) or not all(

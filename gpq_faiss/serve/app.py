@@ -2,7 +2,6 @@
 
 import hmac
 import pathlib
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Form, HTTPException, Path, Query, Request, Response
@@ -102,8 +101,13 @@ async def _problem(_: Request, error: Exception) -> Response:
         return JSONResponse({"error": str(error.detail)}, error.status_code, error.headers)
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
-        field = ".".join(str(name)[:50] for name in first["loc"][1:]) or "body (JSON)"
-        return JSONResponse({"error": " ".join(f"{field}: {first['msg']}".split())[:300]}, 422)
+        field = ".".join(str(name)[:50] for name in first["loc"][1:])
+        message = " ".join(f"{field}: {first['msg']}".split())[:300]
+        if first["type"] in ("json_invalid", "dict_attributes_type", "model_attributes_type"):
+            message = "the body must be an object of JSON, sent with content-type: application/json"
+        elif "UploadFile" in message:
+            message = f"{field}: a file is needed (curl -F {field}=@photo.jpg)"
+        return JSONResponse({"error": message}, 422)
     if isinstance(error, GpqError):
         return JSONResponse({"error": str(error)}, 422)
     return JSONResponse({"error": "internal error"}, 500)
@@ -208,28 +212,20 @@ def search(service: Running, body: schemas.SearchRequest) -> Response:
 
 
 @reading.get("/items", response_model_exclude_none=True)
-def items(
-    service: Running,
-    k: Annotated[int, Query(ge=1, description="Number of items.")] = 24,
-    label: Annotated[
-        Sequence[schemas.Label],
-        Query(max_length=50, description="Only items with one of these labels."),
-    ] = (),
-    name: Annotated[
-        str | None, Query(max_length=1000, description="Only items of this name.")
-    ] = None,
-) -> schemas.Items:
+def items(service: Running, query: Annotated[schemas.Listing, Query()]) -> schemas.Items:
     """List some items: a few of every label first.
 
     They are always the same, and those of a smaller k come first.
     """
-    _check_k(k, service)
-    if name is None:
-        ids = service.catalogue.sample(k, label)
+    _check_k(query.k, service)
+    if query.name is None:
+        ids = service.catalogue.sample(query.k, query.label)
     else:
-        with_labels = service.catalogue.with_labels(label)
-        ids = [id_ for id_ in service.live.items.find(name) if not label or id_ in with_labels]
-    listed = service.catalogue.items(ids[:k])
+        ids = service.live.items.find(query.name)
+        if query.label:
+            with_labels = service.catalogue.with_labels(query.label)
+            ids = [id_ for id_ in ids if id_ in with_labels]
+    listed = service.catalogue.items(ids[: query.k])
     return schemas.Items(items=listed, ntotal=service.live.index.ntotal)
 
 

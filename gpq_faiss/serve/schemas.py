@@ -75,6 +75,16 @@ class Filters(BaseModel, extra="forbid"):
     deny_labels: Labels | None = None
 
 
+class Listing(BaseModel, extra="forbid"):
+    """Which items to list."""
+
+    k: Annotated[int, Field(ge=1, description="Number of items.")] = 24
+    label: Annotated[
+        Sequence[Label], Field(max_length=50, description="Only items with one of these labels.")
+    ] = ()
+    name: Annotated[Label | None, Field(description="Only items of this name.")] = None
+
+
 class SearchForm(Filters):
     """A query by image. All other values of a form are texts."""
 

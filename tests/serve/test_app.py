@@ -288,6 +288,8 @@ SEARCHES = [
     ({"content": b"[" * 100_000, "headers": JSON}, 400, "parsing the body"),
     ({"content": b'{"vector": [NaN]}', "headers": JSON}, 422, "vector.0"),
     ({"content": iter([b"{}"]), "headers": JSON}, 413, "content-length"),
+    ({"content": b"{bad", "headers": JSON}, 422, "an object of JSON"),
+    ({"content": b'{"id": 1}'}, 422, "content-type: application/json"),
     ({"json": {}}, 422, "give one of vector, features, id, name"),
     ({"json": {"id": 1, "vector": VECTOR}}, 422, "give one of"),
     ({"json": {"id": 1, "limit": 3}}, 422, "limit"),
@@ -308,6 +310,7 @@ IMAGE_SEARCHES = [
     ({"files": {"picture": png(1)}}, 422, "image"),
     ({"data": {"id": "1"}, "files": {"image": png(1)}}, 422, "id"),
     ({"json": {"id": 1}}, 422, "image"),
+    ({"data": {"image": "a.png"}}, 422, "image: a file is needed"),
 ]
 
 
@@ -344,6 +347,7 @@ PATHS = [
     ("/page/..%2fapp.py", 404, ""),
     ("/search", 405, "Method Not Allowed"),
     ("/items?k=1001", 422, "k: 1001 is more than 1000"),
+    ("/items?labels=1", 422, "labels: Extra inputs are not permitted"),
     ("/items?label=none", 422, "no item has the label 'none'"),
     ("/items?" + "&".join(["label=1"] * 51), 422, "label: "),
 ]
