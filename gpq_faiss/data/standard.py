@@ -239,9 +239,7 @@ def open_nuswide(root: str, o: Options) -> ImageDataset:
     folder = Path(root).expanduser()
     names = [
         line.strip().replace("\\", "/")
-        for line in read_text(folder / "ImageList/Imagelist.txt", "names, one per line,").split(
-            "\n"
-        )
+        for line in read_text(folder / "ImageList/Imagelist.txt", "a list of images").splitlines()
         if line.strip()
     ]
     concepts = read_text(folder / "ConceptsList/Concepts81.txt", "concept names").split()
