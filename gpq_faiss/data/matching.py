@@ -233,7 +233,7 @@ def _other_keys(
             is beyond the items.
     """
     others = {*keys} - {"", *(keys[row] for row in rows.tolist() if row >= 0)}
-    numbers = {_number(key) for key in keys if key}
+    numbers = {_number(key) for key in keys if key} if way == "row number" else set()
     counts_from_one = (
         usual("counters", [column]) is None
         and len(numbers) > 2
