@@ -22,6 +22,7 @@ IMAGE_SUFFIXES = frozenset(
         ".jpg",
         ".jpeg",
         ".jpe",
+        ".jfif",
         ".png",
         ".bmp",
         ".gif",
@@ -53,7 +54,7 @@ def shown(name: str) -> str:
 
 def is_image_name(name: str) -> bool:
     """Return whether a name is that of an image file, and not hidden (``._a.jpg`` of macOS)."""
-    path = PurePath(name)
+    path = PurePath(name.replace("\\", "/"))
     return not path.name.startswith(".") and path.suffix.lower() in IMAGE_SUFFIXES
 
 

@@ -260,10 +260,14 @@ def labels_of(values: Any, source: str) -> Labels:
     if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__iter__"):
         raise UsageError(f"{type(values).__name__} is not a list of labels: give one per item")
     with errors_of(source):
-        if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
-            if values.ndim < 2 or values.shape[1] == 1:
+        if (
+            isinstance(values, np.ndarray)
+            and values.dtype.kind in "biuf"
+            and not (values >= MAX_CLASSES).any()  # larger numbers are names, as in lists
+        ):
+            if values.ndim < 2 or 1 in values.shape:
                 # Over the classes that occur.
-                return Labels.from_ids(values.reshape(-1)).at(np.arange(len(values)))
+                return Labels.from_ids(values.reshape(-1)).at(np.arange(values.size))
             return Labels.from_multihot(
                 np.where(np.isnan(values).all(axis=1, keepdims=True), 0, values)
             )

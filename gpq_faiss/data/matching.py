@@ -100,7 +100,7 @@ def _read_column(files: Sequence[Path], role: str) -> Any:
     is_table = any(separated) if form == "csv" else role == "labels" and all(separated)
     if is_table and not all(map(ROW.fullmatch, lines)):
         return open_tables(files)
-    words = [line.split(maxsplit=1) for line in lines if line]
+    words = [line.split(maxsplit=1) for line in lines if line and line[0] != "#"]
     if role == "labels" and _are_pairs(words):
         return _pairs_table(files[0].name, words)
     is_name = usual(role, [first]) is not None and first not in following
@@ -146,7 +146,7 @@ def _is_table(labels: Any, o: Options) -> bool:
 
 def _key(value: Any) -> str:
     """Return an id or a name as text; whole floats are whole numbers."""
-    text = composed(plain_text(value).strip()).replace("\\", "/")
+    text = composed(plain_text(value).strip()).replace("\\", "/").removeprefix("./")
     return text.partition(".")[0] if "." in text and WHOLE.fullmatch(text) else text
 
 

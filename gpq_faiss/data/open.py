@@ -62,8 +62,9 @@ def open_table(name: str, table: Table, o: Options, mark: str = "", folder: str 
         if not any(map(os.path.isfile, paths)):
             raise DataError(
                 f"{table.source}: none of its {len(paths):,} images exists "
-                f"({', '.join(paths[:1])}, for one): give their folder with --read root=DIR, or "
-                "the vectors with --read vectors=NAME or a pattern, 'f*' (of a text: features:FILE)"
+                f"({', '.join(paths[:1])}, for one): give the folder of relative paths with --read "
+                "root=DIR, correct absolute ones, or name vectors with --read vectors=NAME or a "
+                "pattern, 'f*' (of a text: features:FILE)"
             )
         return image_files(name, paths, listed, max_bad=o.max_bad, **attributes)
 
@@ -274,8 +275,12 @@ def _targets(source: Any) -> tuple[Any, Any]:
         return np.concatenate([targets for targets, _ in parts]) if has_all else None, parts[0][1]
     if getattr(source, "target_transform", None) is not None:
         return None, None
-    targets, names = getattr(source, "targets", None), getattr(source, "classes", None)
-    return without_gradient(targets), list(names) if isinstance(names, Sequence) else None
+    # Of ImageNet's classes, two are called crane.
+    names = getattr(source, "wnids", getattr(source, "classes", None))
+    return (
+        without_gradient(getattr(source, "targets", None)),
+        list(names) if isinstance(names, Sequence) else None,
+    )
 
 
 def open_items(source: Any, o: Options) -> Dataset:
@@ -404,7 +409,9 @@ def _opener(source: Any) -> tuple[str, Callable[[Any, Options], Dataset], str, o
         return form, opener, takes, path or None
     if isinstance(source, Dataset):
         return "a data set", lambda dataset, _: replace(dataset, notes=[]), "", source
-    if "datasets" in {kind.__module__.partition(".")[0] for kind in type(source).__mro__}:
+    if not isinstance(source, Sequence) and "datasets" in {  # its columns are sequences
+        kind.__module__.partition(".")[0] for kind in type(source).__mro__
+    }:
         return "a Hugging Face data set", open_hf, _TABLE, source
     row = next(iter(source), None) if isinstance(source, list) else None
     vector = row.get(usual("vectors", row)) if isinstance(row, Mapping) else None

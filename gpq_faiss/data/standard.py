@@ -34,6 +34,7 @@ _FOLDERS = {
     "containers": {"images", "imgs", "img", "jpegimages"},
     "annotations": {
         *("annotations", "annotation", "labels", "masks", "mask", "trimaps", "bboxes"),
+        *("ground_truth", "groundtruth", "gt"),
         *("segmentation", "segmentations", "segmentationclass", "segmentationobject"),
     },
     "system": {
@@ -126,8 +127,8 @@ def _are_domains(paths: list[list[str]]) -> bool:
 def open_folder(path: str, o: Options) -> ImageDataset:
     """Open images of a folder, labelled by :func:`classes_of`; those of test folders come last.
 
-    Folders of the system, of masks beside ``images``, and links to folders within the tree are left
-    out.
+    Folders of the system, of masks beside ``images`` or ``train``, and links to folders within the
+    tree are left out.
     """
     name, root = f"folder:{path}", Path(path).expanduser()
     if not root.is_dir():
@@ -140,7 +141,9 @@ def open_folder(path: str, o: Options) -> ImageDataset:
 
     for folder, below, files in os.walk(root, onerror=fail, followlinks=True):
         left_out = _FOLDERS["system"] | (
-            _FOLDERS["annotations"] if _FOLDERS["containers"] & {*map(str.lower, below)} else set()
+            _FOLDERS["annotations"]
+            if (_FOLDERS["containers"] | _FOLDERS["training"]) & {*map(str.lower, below)}
+            else set()
         )
         for subfolder in [Path(folder, subfolder) for subfolder in sorted(below)]:
             target = subfolder.resolve()

@@ -85,7 +85,10 @@ def npz_arrays(path: Path) -> dict[str, Matrix]:
     """Return the arrays of an ``.npz`` by name, each decompressed when it is first read."""
 
     def load(member: str) -> NDArray[Any]:
-        with reading(path, "an .npz archive without Python objects"), np.load(path) as archive:
+        with (
+            reading(path, "an .npz archive without Python objects (.astype(str) of texts)"),
+            np.load(path) as archive,
+        ):
             return np.asarray(archive[member])
 
     arrays: dict[str, Matrix] = {}
@@ -382,11 +385,11 @@ class Table:
             return self.matrix(chosen[0]), [f"vectors are in column {chosen[0]!r}"]
         are_numbers = {*map(self.kinds.get, chosen)} == {"number"}
         lengths = {self.arrays[name].shape[0] for name in chosen if name in self.arrays}
-        # More arrays than rows, or named as images, are one vector for each name.
+        # Arrays that are not named may be one vector for each name.
         if (
             not are_numbers
             or len(lengths) > 1
-            or any(len(chosen) > length for length in lengths)
+            or (lengths and o.vectors is None)
             or any(map(is_image_name, chosen))
         ):
             raise DataError(
@@ -450,7 +453,7 @@ def open_tables(paths: Sequence[Path]) -> Table:
         ),
     }
     for path in paths:
-        with reading(path, f"a file of the form {form} (without Python objects)"):
+        with reading(path, f"a file of the form {form} (no Python objects: .astype(str) of texts)"):
             opened.append(readers.get(form, _csv)(path))
             names.append({*getattr(getattr(opened[-1], "schema", None), "names", opened[-1])})
     if lacking := sorted(set().union(*names) - names[0].intersection(*names)):
@@ -515,7 +518,11 @@ def _hdf5(path: Path) -> dict[str, Matrix]:
                 else np.array(node.asstr(errors="replace")[:], dtype=np.str_)
             )
             for name, node in nodes.items()
-            if getattr(node, "shape", ()) and node.dtype.kind in "iufbOS"
+            if getattr(node, "shape", ())
+            and (
+                node.dtype.kind in "iufbS"
+                or (node.dtype.metadata or {}).get("vlen") in (str, bytes)  # no references, images
+            )
         }
 
 
@@ -544,7 +551,10 @@ def _csv(path: Path) -> Any:
     is_row = all(NUMBER.fullmatch(name.replace(",", ".")) for name in names) or any(
         is_image_name(name) or (NUMBER.fullmatch(name) and "." in name) for name in names
     )
-    has_header = not is_row or (len(names) > 2 and names == counted)
+    # Also "0, 0.1, 0.2", as pandas writes equal names.
+    has_header = not is_row or (
+        len(names) > 2 and (names == counted or names[1:3] == [f"{names[0]}.{i}" for i in (1, 2)])
+    )
     names = names if has_header else counted
     if len(set(names)) < len(names) or not text[len(first) * has_header :].strip():
         raise DataError(

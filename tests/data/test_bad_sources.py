@@ -39,7 +39,7 @@ VECTORS = [
     ("a.npy", npy(X)[:-9], "is not a file of the form npy .*truncated"),
     ("a.npy", X[0], r"\[7\]: numbers \[N, width\]"),
     ("a.npy", X[:0], r"\[0, 7\]"),
-    ("a.npy", np.array([[{}]], object), "without Python objects"),
+    ("a.npy", np.array([[{}]], object), "no Python objects"),
     ("a.npy", X.astype(complex), "numbers"),
     ("a.npz", {"a": X, "b": X}, r"which column holds .* .it has a, b.: .*--read vectors"),
     ("a.npz", {"x": X, "labels": Y[:5]}, "has 500 items"),

@@ -117,6 +117,8 @@ def test_labels_by_id_are_matched(order, form):
     [
         ([("a", "b", "c"), ("a",), ("b", "c"), ()] * 3, ["a b c", "a", "b c", ""] * 3),
         (pd.Series([("a", "b", "c"), ("b",), ()] * 4), ["a b c", "b", ""] * 4),
+        (Y + 70_000, [str(y + 70_000) for y in Y]),
+        (Y[None], [str(y) for y in Y]),
         ({i: ("a", name, "z") for i, name in enumerate(CLASSES)}, [f"a {c} z" for c in CLASSES]),
         (
             pd.DataFrame({"index": range(4), "id": [3, 1, 3, 1], "label": ["a", "b", "c", "b"]}),
@@ -786,6 +788,7 @@ LAYOUTS = {
     ".h/a cat/1 cat/._2 dog/x/3": ["cat", "dog"],
     "labeled/cat/1 labeled/dog/2 unlabeled/3": ["cat", "dog", ""],
     "train/bus/1 train/train/2 validation/bus/3 validation/train/4": ["bus", "train"] * 2,
+    "a/train/good/1 a/ground_truth/bad/2 b/test/3": ["a", "b"],
     "training/cat/1 validation/cat/2 evaluation/dog/3": ["cat", "cat", "dog"],
     "train_station/1 train_interior/2 kitchen/3": ["kitchen", "train_interior", "train_station"],
     "labeled/1 blank/2": ["blank", "labeled"],
