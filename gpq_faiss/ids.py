@@ -22,7 +22,8 @@ def whole_numbers(ids: Any, source_name: str) -> NDArray[np.int64]:
     """
     array = as_array(list(ids) if isinstance(ids, set | frozenset | range) else ids, source_name)
     with contextlib.suppress(ValueError, OverflowError, TypeError), np.errstate(invalid="ignore"):
-        if array.dtype.kind in "OUST":  # whose numbers may be beyond 64 bits, or missing
+        # Numbers of objects and texts may be missing, or beyond 64 bits.
+        if array.ndim == 1 and array.dtype.kind in "OUST":
             values = array.tolist()
             texts = [x.decode() if isinstance(x, bytes) else str(x) for x in values]
             return np.array([int(text.strip().removesuffix(".0")) for text in texts], np.int64)

@@ -25,10 +25,14 @@ def with_names(dataset: Dataset, names: Any) -> Dataset:
     table that has a column of names."""
     if isinstance(names, str | os.PathLike):
         names = _read_column(files_of(names), "names")
+    if isinstance(names, Mapping):
+        raise UsageError("names in a dict have no order: give a list, one for each item")
     if isinstance(names, Table):
         columns = names.of_kind("text", "number", "bytes")
-        name = usual("names", columns) or (columns[0] if len(columns) == 1 else None)
-        names = names.texts(names.column(name, "names=FILE of one column"))
+        only = columns[0] if len(columns) == 1 else None
+        names = names.texts(
+            names.column(usual("names", columns) or only, "names=FILE of one column")
+        )
     return replace(dataset, texts=dataset.texts | {"name": as_texts(map(plain_text, names))})
 
 

@@ -205,10 +205,10 @@ def open_hf(source: Any, o: Options, name: str = "", mark: str = "") -> Dataset:
             name, lambda datasets: datasets.load_from_disk(os.path.expanduser(source))
         )
     if isinstance(source, dict):
-        parts = [
-            source[split] for split in sorted(source, key=lambda split: (split == "test", split))
-        ]
-        source = _by_datasets(name, lambda datasets: datasets.concatenate_datasets(parts))
+        parts = sorted(source.items(), key=lambda item: (item[0] == "test", item[0]))
+        source = _by_datasets(
+            name, lambda datasets: datasets.concatenate_datasets([part for _, part in parts])
+        )
     if not hasattr(source, "data"):
         raise DataError(f"{name} cannot be read by position: give a Dataset")
     data = source.data.table if source._indices is None else source.with_format("arrow")[:]

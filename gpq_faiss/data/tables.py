@@ -209,10 +209,10 @@ class Table:
     def column(self, name: str | None, option: str) -> str:
         """Return the name of a column. Raises DataError: there is none; ``option`` names it."""
         if name is None or name not in self.kinds:
-            columns = ", ".join(repr(column[:40]) for column in list(self.kinds)[:20])
             raise DataError(
-                f"{self.source} has no column {repr(name) if name else 'of a usual name'}"
-                f" (it has {columns}): name one with --read {option}"
+                f"{self.source} has no column {repr(name) if name else 'of a usual name'} (it has "
+                f"{', '.join(repr(column[:40]) for column in list(self.kinds)[:20])})"
+                f": name one with --read {option}"
             )
         return name
 
@@ -494,8 +494,11 @@ def read_records(path: Path) -> Any:
     """
     text = read_text(path, "JSON of records").strip()
     with reading(path, "JSON of records"):
-        lines = text.split("\n") if text[:1] == "{" and "\n{" in text else []
-        value: Any = [json.loads(line) for line in lines if line] or json.loads(text)
+        value: Any = (
+            [json.loads(line) for line in text.split("\n") if line]
+            if text[:1] == "{" and "\n{" in text
+            else json.loads(text)
+        )
         if isinstance(value, dict) and {"images", "annotations"} <= {*value}:
             raise DataError(
                 f"{path} is JSON of COCO, with annotations of parts of images: save a table with "

@@ -206,6 +206,8 @@ OBJECTS = [
     ],
     (X40, {"labels": 3}, "int is not a list of labels"),
     (X40, {"names": ["a"]}, "1 name, array has 40 items"),
+    (X40, {"names": dict.fromkeys(range(40), "a")}, "names in a dict have no order"),
+    (X40, {"ids": dict(enumerate(range(40)))}, "expected ids"),
     (X40, {"ids": IDS[:40] / 2}, r"ids: float64 \[40\], expected ids"),
     (X40, {"ids": np.arange(2**24, 2**24 + 40, dtype=np.float32)}, r"ids: float32 \[40\]"),
     (X40, {"ids": np.ones(40, bool)}, r"ids: bool \[40\], expected"),
