@@ -7,7 +7,7 @@ import click
 
 import gpq_faiss as gpq
 from gpq_faiss.errors import UsageError
-from gpq_faiss.files import atomic_path, check_output
+from gpq_faiss.files import atomic_path, check_output, qrels_path
 from gpq_faiss.training.launch import launched
 
 from . import options as common
@@ -563,7 +563,7 @@ def evaluate(
     data_args: dict[str, Any],
     **options: Any,
 ) -> None:
-    for path in (run, plot):
+    for path in (run, plot, None if run is None else qrels_path(run)):
         if path is not None:
             check_output(path, overwrite=overwrite)
     name: Any = common.output_form(form, out, overwrite)

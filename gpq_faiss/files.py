@@ -53,6 +53,17 @@ def writing(path: Path) -> Iterator[None]:
         raise DataError(f"cannot write {path}: {reason}") from error
 
 
+def qrels_path(run: str | Path) -> Path:
+    """Return the path of the relevant items beside a TREC run. Raises UsageError: it is that of the
+    run itself."""
+    qrels = Path(run).with_suffix(".qrels")
+    if qrels == Path(run):
+        raise UsageError(
+            f"{run}: the relevant items are written to {qrels}: name the run otherwise"
+        )
+    return qrels
+
+
 def check_output(path: str | Path, *, overwrite: bool, folder: bool = False) -> Path:
     """Check before any work that an output can be written, and create its parent folder.
 

@@ -26,7 +26,7 @@ from ..evaluation.neighbour_recall import NeighbourRecall
 from ..evaluation.ranking import DEFAULT, RankingResult
 from ..evaluation.tables import Shown
 from ..evaluation.ties import Convention
-from ..files import atomic_path, check_output, versions
+from ..files import atomic_path, check_output, qrels_path, versions
 from ..methods.coders import ProductCoder
 from ..methods.measure import NO_NEIGHBOUR_RECALL, Coded, fit_and_encode, input_neighbours
 from ..methods.registry import ARRAY_METHODS, find_method, is_array_method, make_method, split_names
@@ -321,9 +321,10 @@ class Run:
 
         Raises:
             OutputExistsError: one of them exists and ``overwrite`` is false.
+            UsageError: ``out`` ends in ``.qrels``.
         """
         run = check_output(out, overwrite=overwrite)
-        qrels = check_output(run.with_suffix(".qrels"), overwrite=overwrite)
+        qrels = check_output(qrels_path(run), overwrite=overwrite)
         coded, ids = self.coded, self.ids[self.coded.base_rows]
         packed = self.labels.take(coded.base_rows).packed
         with (

@@ -50,6 +50,7 @@ def test_wrong_training_is_one_line(folder, options, code, message):
         ("encode model folder:images --out out", 1, "takes features, but"),
         ("encode image-model features:features.npy --out out", 1, "takes images, but"),
         (f"{ENCODE} --ray local --batch-size -1", 2, "--batch-size -1"),
+        (f"{EVALUATE} --run a.qrels", 2, "name the run otherwise"),
         (f"{SEARCH} -k 0", 2, "k"),
         (f"{SEARCH} -k 100000", 2, "100000"),
         (f"{SEARCH} --rows 100", 2, "--rows 100"),
