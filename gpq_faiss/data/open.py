@@ -413,12 +413,14 @@ def _opener(source: Any) -> tuple[str, Callable[[Any, Options], Dataset], str, o
         kind.__module__.partition(".")[0] for kind in type(source).__mro__
     }:
         return "a Hugging Face data set", open_hf, _TABLE, source
+    # Records, as of an API: dicts with a vector. Other dicts may hold images or tensors.
     row = next(iter(source), None) if isinstance(source, list) else None
     vector = row.get(usual("vectors", row)) if isinstance(row, Mapping) else None
     if (isinstance(vector, list | np.ndarray) and np.ndim(vector) == 1) or (
         hasattr(source, "__arrow_c_stream__") and not hasattr(source, "to_frame")
     ):
         return "a table", partial(open_table, type(source).__name__), _TABLE, frame_table(source)
+    # One column of pandas or polars, or an array of objects.
     is_column = hasattr(source, "to_frame") or (
         isinstance(source, np.ndarray) and source.ndim == 1 and source.dtype.kind in "OUST"
     )
@@ -433,10 +435,10 @@ def open_data(
     """Open a source of images or features, and log what was understood; nothing is decoded yet.
 
     Args:
-        source: one of :data:`FORMS`; a path (:func:`form_of`); a table of
-            pandas, pyarrow and others in Arrow's form, a Hugging Face data set, an array or tensor
-            (numbers [N, width] or images [N, H, W(, 3)]), a map-style data set of torch, or a
-            :class:`.base.Dataset`.
+        source: one of :data:`FORMS`; a path (:func:`form_of`); a table of pandas, pyarrow and
+            others in Arrow's form, or one of its columns; a list of records or items; a Hugging
+            Face data set; an array or tensor (numbers [N, width] or images [N, H, W(, C)]); a
+            map-style data set of torch; or a :class:`.base.Dataset`.
         labels: files of labels in the order of the items, or of a table that names items by id or
             name; a column of the source; or the labels themselves, in the order of the items, or
             by id or name in a dict, a Series or a table (:func:`.labels.labels_of`).
