@@ -236,29 +236,29 @@ def _other_keys(
         DataError: the numbers of the table and of the items have different origins, or a row number
             is beyond the items.
     """
-    others = {*keys} - {"", *(keys[row] for row in rows.tolist() if row >= 0)}
+    other_keys = {*keys} - {"", *(keys[row] for row in rows.tolist() if row >= 0)}
     numbers = {_number(key) for key in keys if key} if way == "row number" else set()
     counts_from_one = (
         usual("counters", [column]) is None
         and len(numbers) > 2
         and numbers == {*map(str, range(1, len(numbers) + 1))}
     )
-    if way == "row number" and (others or counts_from_one):
+    if way == "row number" and (other_keys or counts_from_one):
         raise DataError(
-            f"{source} has the id {min(others or numbers)} in {column!r}, but the data has no ids; "
-            "its items are numbered from 0: give their ids with --read ids=FILE"
-            f"{'' if others else ', or a row for 0, too, without a label'}"
+            f"{source} has the id {min(other_keys or numbers)} in {column!r}, but the data has no "
+            "ids; its items are numbered from 0: give their ids with --read ids=FILE"
+            f"{'' if other_keys else ', or a row for 0, too, without a label'}"
         )
-    if len(others) == 1 and _are_counts({*names}):
+    if len(other_keys) == 1 and _are_counts({*names}):
         opposite = {"0": str(len(names)), str(len(names)): "0"}
-        if opposite.get(_number(_WAYS.get(way, str)(min(others)))) in {
+        if opposite.get(_number(_WAYS.get(way, str)(min(other_keys)))) in {
             _number(names[i]) for i in np.flatnonzero(rows < 0).tolist()
         }:
             raise DataError(
                 f"{source}: of {column!r} and the data, one counts from 0 and the other from 1: "
                 "use the same numbering in both"
             )
-    return others
+    return other_keys
 
 
 def _matched(
@@ -339,7 +339,7 @@ def _matched(
             "in the order of the items (labels.to_numpy() of pandas)"
         )
     keys = keys_of[column]
-    others = _other_keys(
+    other_keys = _other_keys(
         source, column, way, keys, ids if way == "row number" else item_keys[way], rows
     )
     if repeated := sum(map(bool, keys)) - len({*keys} - {""}):
@@ -350,7 +350,7 @@ def _matched(
         * bool(repeated),
         *["ids are row numbers, from 0"] * (way == "row number"),
     ]
-    note = f" ({len(others):,} rows are of other items)" if others else ""
+    note = f" ({len(other_keys):,} rows are of other items)" if other_keys else ""
     return (
         dataset,
         labels.at(rows),

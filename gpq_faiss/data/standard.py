@@ -83,9 +83,11 @@ def classes_of(names: Sequence[str]) -> list[str]:
     paths = [path if _first([path]) <= mixed else path[1:] for path in paths]
     tops, nested = _first(paths), _first([path for path in paths if len(path) > 1])
     splits = {top for top in tops if _part_of(top) in ("training", "test")}
-    others = {top for top in tops if not _part_of(top)}
+    class_folders = {top for top in tops if not _part_of(top)}
     if splits and (
-        not others or len(splits & nested) > 1 or (nested and others.isdisjoint(nested))
+        not class_folders
+        or len(splits & nested) > 1
+        or (nested and class_folders.isdisjoint(nested))
     ):
         paths = [path[1:] if path and path[0] in splits else [] for path in paths]
         paths = _below_parents(

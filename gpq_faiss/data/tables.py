@@ -302,8 +302,8 @@ class Table:
             classes = [
                 n for n in columns if usual("keys", [n]) is None or {*columns[n]} <= {*YES, *NO}
             ]
-            others = {text for name in classes for text in columns[name]} - {*YES, ""}
-            if len(classes) > 1 and (others <= {*NO} or others <= {"-1", "-1.0"}):
+            other_values = {text for name in classes for text in columns[name]} - {*YES, ""}
+            if len(classes) > 1 and (other_values <= {*NO} or other_values <= {"-1", "-1.0"}):
                 return Labels.from_multihot(
                     np.column_stack([np.isin(columns[name], YES) for name in classes]), classes
                 )
@@ -345,7 +345,7 @@ class Table:
         ]
         name = name or (images if images in unused else usual("names", unused))
         attributes["notes"] += [f"images are in column {images!r}"] * (images is not None)
-        columns = {kept: kept for kept in o.keep} | ({"name": name} if name else {})
+        columns = {text: text for text in o.keep} | ({"name": name} if name else {})
         return attributes | {
             "texts": {
                 text: self.texts(self.column(column, "keep")) for text, column in columns.items()
@@ -402,10 +402,10 @@ class Table:
             np.float64,
             lambda: np.column_stack([self.values(name) for name in chosen]),
         )
-        others = [repr(name[:40]) for name in self.kinds if name not in chosen][:20]
+        left_out = [repr(name[:40]) for name in self.kinds if name not in chosen][:20]
         return matrix, [
             f"vectors are the {len(chosen):,} columns {chosen[0]!r} to {chosen[-1]!r}",
-            *[f"columns that are not in the vectors: {', '.join(others)}"] * bool(others),
+            *[f"columns that are not in the vectors: {', '.join(left_out)}"] * bool(left_out),
         ]
 
     def image_column(self, requested: str | None) -> str | None:
