@@ -80,7 +80,7 @@ def classes_of(names: Sequence[str]) -> list[str]:
     )
     # A folder with nothing but one of its own name, as archives are extracted, is one folder.
     mixed = _first(path for path in paths if path[1:2] != path[:1])
-    paths = [path if _first([path]) <= mixed else path[1:] for path in paths]
+    paths = [path[1:] if path and path[0] not in mixed else path for path in paths]
     tops, nested = _first(paths), _first([path for path in paths if len(path) > 1])
     splits = {top for top in tops if _part_of(top) in ("training", "test")}
     class_folders = {top for top in tops if not _part_of(top)}
