@@ -70,6 +70,11 @@ class Dataset(ABC):
     def read(self, rows: Rows) -> Any:
         """Return the items at ``rows`` (a slice or an array of row numbers), in that order."""
 
+    @property
+    def has_ids(self) -> bool:
+        """Whether the ids are others than the row numbers."""
+        return bool((self.ids != np.arange(len(self))).any())
+
     def require_labels(self) -> Labels:
         """Return the labels. Raises DataError: no item has one."""
         if self.labels is None or not self.labels.has().any():

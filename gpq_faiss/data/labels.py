@@ -217,14 +217,15 @@ class Labels:
         """Return the labels of ``rows`` (a slice, positions or a mask), over the same classes."""
         return Labels(np.ascontiguousarray(self.packed[rows]), self.class_names)
 
-    def at(self, rows: NDArray[np.int64]) -> Labels:
-        """Return the labels of the items at ``rows``, -1 for none, over their classes."""
-        labels = self.take(rows).masked(rows >= 0)
-        return labels.over([self.class_names[c] for c in np.flatnonzero(labels.counts())])
-
-    def united(self, rows: NDArray[np.int64]) -> Labels:
-        """Return the same N items, in which item ``rows[i]`` has the labels of item i, too."""
-        return self._of_pairs(len(self), rows[self._pairs[0]], self._pairs[1], self.class_names)
+    def of_items(self, items: NDArray[np.int64], n: int) -> Labels:
+        """Return the labels of ``n`` items, over the classes that occur: those at i belong to item
+        ``items[i]``, -1 for none; an item may have those of several rows.
+        """
+        rows, classes = self._pairs
+        is_used = items[rows] >= 0
+        used, numbers = np.unique(classes[is_used], return_inverse=True)
+        names = tuple(self.class_names[c] for c in used)
+        return self._of_pairs(n, items[rows[is_used]], numbers, names)
 
     def masked(self, rows: NDArray[Any]) -> Labels:
         """Return the same N items with labels at ``rows`` only; others become unlabelled."""
@@ -267,7 +268,8 @@ def labels_of(values: Any, source: str) -> Labels:
         ):
             if values.ndim < 2 or 1 in values.shape:
                 # Over the classes that occur.
-                return Labels.from_ids(values.reshape(-1)).at(np.arange(values.size))
+                labels = Labels.from_ids(values.reshape(-1))
+                return labels.of_items(np.arange(len(labels)), len(labels))
             return Labels.from_multihot(
                 np.where(np.isnan(values).all(axis=1, keepdims=True), 0, values)
             )

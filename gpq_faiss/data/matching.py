@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +49,11 @@ def with_labels(dataset: Dataset, labels: Any, o: Options, index: Any = None) ->
     Raises:
         DataError: labels that match no item, are of another number, or cannot be read.
     """
-    source, method = "labels", "in their order"
+    source = "labels"
     if isinstance(labels, str | os.PathLike):
         files = files_of(labels)
         source, labels = files[0].name, _read_column(files, "labels")
-    is_pandas, has_ids = hasattr(labels, "iloc"), (dataset.ids != np.arange(len(dataset))).any()
+    is_pandas, has_ids = hasattr(labels, "iloc"), dataset.has_ids
     is_unique = is_pandas and index is not None and labels.index.is_unique and index.is_unique
     if is_unique and not has_ids and {*labels.index} <= {*index}:
         labels = labels.reindex(index).reset_index(drop=True)
@@ -70,12 +71,12 @@ def with_labels(dataset: Dataset, labels: Any, o: Options, index: Any = None) ->
             else _pairs_table("labels", [*labels.items()], key)
         )
     if isinstance(labels, Table):
-        dataset, attached, method = _matched(dataset, labels, o, source)
-    elif o.label_column or o.id_column:
+        return _matched(dataset, labels, o, source)
+    if o.label_column or o.id_column:
         raise UsageError(f"--read label_column, id_column: {source} has no columns")
-    else:
-        attached = labels_of(labels, source)
-    return replace(dataset, labels=attached, label_source=(source, method))
+    return replace(
+        dataset, labels=labels_of(labels, source), label_source=(source, "in their order")
+    )
 
 
 # Files of labels and names ------------------------------------------------------------------------
@@ -169,190 +170,245 @@ _WAYS: dict[str, Callable[[str], str]] = {
 and row numbers are compared without leading zeros."""
 
 
-def _are_texts(keys: Iterable[str]) -> bool:
-    """Return whether any of the keys is no number, as ``0012`` is none."""
-    return any(not NUMBER.fullmatch(key) or re.match("0[0-9]", key) for key in keys if key)
-
-
-def _are_counts(keys: Set[str]) -> bool:
+def _are_counts(keys: Iterable[str]) -> bool:
     """Return whether keys are numbers up to their count, of row numbers or ranks."""
-    return {_number(key) for key in keys} <= {*map(str, range(len(keys) + 1))}
+    numbers = {*map(_number, keys)}
+    return numbers <= {*map(str, range(len(numbers) + 1))}
+
+
+@dataclass(frozen=True)
+class _KeyColumn:
+    """A column of a table that may identify items.
+
+    Attributes:
+        name: its name in the table.
+        keys: its values as texts, empty where there is none.
+        is_preferred: whether it was requested, or has a usual name.
+        is_counter: whether it has a name that pandas gives to row numbers, and was not requested.
+    """
+
+    name: str
+    keys: list[str]
+    is_preferred: bool
+    is_counter: bool
+
+    @cached_property
+    def different_keys(self) -> set[str]:
+        """The keys, each once, without the empty one."""
+        return {*self.keys} - {""}
+
+    @cached_property
+    def are_texts(self) -> bool:
+        """Whether any of the keys is no number, as ``0012`` is none."""
+        return any(
+            not NUMBER.fullmatch(key) or re.match("0[0-9]", key) for key in self.different_keys
+        )
+
+
+def _key_columns(table: Table, o: Options) -> list[_KeyColumn]:
+    """Return the requested column of a table, or all that may identify items."""
+    names = [
+        name
+        for name in table.of_kind("text", "number", "bytes", "other")
+        if name != (o.label_column or usual("labels", table.kinds)) and len(table.kinds) > 1
+    ]
+    if o.id_column:
+        names = [table.column(o.id_column, "id_column")]
+    preferred = o.id_column or usual("items", names)
+    return [
+        _KeyColumn(
+            name,
+            list(map(_key, table.values(name))),
+            is_preferred=name == preferred,
+            is_counter=not o.id_column and usual("counters", [name]) is not None,
+        )
+        for name in names
+    ]
+
+
+def _item_keys(dataset: Dataset) -> dict[str, dict[str, int]]:
+    """Return way -> key -> row of the item, for the ways that tell all items apart."""
+    names = list(map(_key, dataset.texts.get("name", ())))
+    keys = {way: map(shorten, names) for way, shorten in _WAYS.items()}
+    if dataset.has_ids:
+        keys["id"] = map(str, dataset.ids.tolist())
+    rows = {way: {key: row for row, key in enumerate(way_keys)} for way, way_keys in keys.items()}
+    return {way: way_rows for way, way_rows in rows.items() if len(way_rows) == len(dataset)}
+
+
+@dataclass(frozen=True)
+class _Match:
+    """A column that identifies items.
+
+    Attributes:
+        way: one of :data:`_WAYS`, ``id`` or ``row number``.
+        items: the row of the item for each row of the table, int64 [R], -1 for none.
+        quality: the best one of several matches has the largest.
+    """
+
+    column: _KeyColumn
+    way: str
+    items: NDArray[np.int64]
+    quality: tuple[Any, ...]
 
 
 def _matches(
-    keys_of: Mapping[str, list[str]],
-    item_keys: Mapping[str, list[str]],
-    preferred: str | None,
-    counters: Sequence[str],
-) -> Iterator[tuple[Any, str, str, NDArray[np.int64]]]:
-    """Yield how columns of a table name items: the preferred column if it has any of their keys,
-    and others with half of the keys that they could have, if these are texts, or numbers beyond the
+    columns: Iterable[_KeyColumn], item_keys: Mapping[str, Mapping[str, int]]
+) -> Iterator[_Match]:
+    """Yield how columns identify items: the preferred column if it has any of their keys, and
+    others with half of the keys that they could have, if these are texts, or numbers beyond the
     counts of rows and items.
 
-    Args:
-        keys_of: column -> its values.
-        item_keys: way -> the key of each item.
-        preferred: the column that was requested or has a usual name.
-        counters: columns with names of :data:`.tables.USUAL` counters, which may be row numbers.
-
-    Yields:
-        The quality, a tuple: texts go before numbers, which match by chance (the row numbers that
-        pandas writes, counts), then the preferred column, counters last, then ids in a column of
-        ids, then the most matches; the column; the way; and the row of the table for each item,
-        int64 [N], -1 for none.
+    Texts are better than numbers, which match by chance (the row numbers that pandas writes,
+    counts); then the preferred column is best, and counters are worst; then ids in a column of ids
+    are better, then more matches.
     """
-    for column, keys in keys_of.items():
-        filled, are_texts = {*keys} - {""}, _are_texts(keys)
-        rank = 1 if column == preferred else -(column in counters)
-        for way, names in item_keys.items():
-            positions = {_WAYS.get(way, _number)(key): i for i, key in enumerate(keys) if key}
-            rows = np.array([positions.get(name, -1) for name in names])
-            count = int(np.count_nonzero(rows >= 0))
-            is_likely = 2 * count >= min(len(filled), len(names))
-            may_name = rank > 0 or (
-                (way == "row number" and len(filled) == len(keys))
-                or (is_likely and (are_texts or not (_are_counts(filled) or _are_counts({*names}))))
+    for column in columns:
+        for way, rows in item_keys.items():
+            shortened = {key: _WAYS.get(way, _number)(key) for key in column.different_keys}
+            items = np.array([rows.get(shortened.get(key, ""), -1) for key in column.keys])
+            count = len({*items.tolist()} - {-1})
+            is_likely = 2 * count >= min(len(shortened), len(rows))
+            are_counts = _are_counts(shortened) or _are_counts(rows)
+            may_match = (
+                column.is_preferred
+                or (way == "row number" and len(shortened) == len(column.keys))
+                or (is_likely and (column.are_texts or not are_counts))
             )
-            if count and len(positions) == len(filled) and may_name:
-                are_ids = way == "id" and usual("ids", [column]) is not None
-                yield (is_likely, are_texts, rank, are_ids, count), column, way, rows
+            if count and len({*shortened.values()}) == len(shortened) and may_match:
+                rank = column.is_preferred - column.is_counter
+                are_ids = way == "id" and usual("ids", [column.name]) is not None
+                quality = is_likely, column.are_texts, rank, are_ids, count
+                yield _Match(column, way, items, quality)
 
 
-def _other_keys(
-    source: str,
-    column: str,
-    way: str,
-    keys: Sequence[str],
-    names: Sequence[str],
-    rows: NDArray[np.int64],
-) -> set[str]:
-    """Return the keys of a column that belong to no item, for its match of :func:`_matches`.
+def _check_numbering(
+    match: _Match, other_keys: Set[str], item_keys: Mapping[str, int], source: str
+) -> None:
+    """Check that the numbers in a column and those of the items have one origin.
 
     Args:
-        keys: those of the column.
-        names: those of the items.
+        other_keys: the keys in the column that belong to no item.
+        item_keys: key -> row of the item.
 
     Raises:
-        DataError: the numbers of the table and of the items have different origins, or a row number
-            is beyond the items.
+        DataError: one counts from 0 and the other from 1, or a row number is beyond the items.
     """
-    other_keys = {*keys} - {"", *(keys[row] for row in rows.tolist() if row >= 0)}
-    numbers = {_number(key) for key in keys if key} if way == "row number" else set()
-    counts_from_one = (
-        usual("counters", [column]) is None
-        and len(numbers) > 2
-        and numbers == {*map(str, range(1, len(numbers) + 1))}
-    )
-    if way == "row number" and (other_keys or counts_from_one):
-        raise DataError(
-            f"{source} has the id {min(other_keys or numbers)} in {column!r}, but the data has no "
-            "ids; its items are numbered from 0: give their ids with --read ids=FILE"
-            f"{'' if other_keys else ', or a row for 0, too, without a label'}"
-        )
-    if len(other_keys) == 1 and _are_counts({*names}):
-        opposite = {"0": str(len(names)), str(len(names)): "0"}
-        if opposite.get(_number(_WAYS.get(way, str)(min(other_keys)))) in {
-            _number(names[i]) for i in np.flatnonzero(rows < 0).tolist()
-        }:
+    column, n = match.column, len(item_keys)
+    if match.way == "row number":
+        numbers = {*map(_number, column.different_keys)}
+        from_one = {str(i + 1) for i in range(len(numbers))}
+        if other_keys or (numbers == from_one and len(numbers) > 2 and not column.is_counter):
             raise DataError(
-                f"{source}: of {column!r} and the data, one counts from 0 and the other from 1: "
-                "use the same numbering in both"
+                f"{source} has the id {min(other_keys or numbers)} in {column.name!r}, but the "
+                "data has no ids; its items are numbered from 0: give their ids with --read "
+                f"ids=FILE{'' if other_keys else ', or a row for 0, too, without a label'}"
             )
-    return other_keys
+    if len(other_keys) == 1 and _are_counts(item_keys):
+        number = _number(_WAYS.get(match.way, str)(min(other_keys)))
+        labelled = {*match.items.tolist()}
+        unlabelled = {_number(key) for key, row in item_keys.items() if row not in labelled}
+        if (number == str(n) and "0" in unlabelled) or (number == "0" and str(n) in unlabelled):
+            raise DataError(
+                f"{source}: of {column.name!r} and the data, one counts from 0 and the other from "
+                "1: use the same numbering in both"
+            )
 
 
-def _matched(
-    dataset: Dataset, table: Table, o: Options, source: str
-) -> tuple[Dataset, Labels, str]:
-    """Return the data set, the labels of its items by a table, and how they match.
+def _in_order(
+    dataset: Dataset, labels: Labels, source: str, table: Table, columns: Sequence[_KeyColumn]
+) -> Dataset:
+    """Return the data set with the labels of a table whose columns identify none of the items.
 
-    Items are found by their names or ids. Row numbers count for data without ids, if the table has
-    no other names. A table without ids or names has one row for each item, in order. Data without
-    ids and names take the names of a table of as many rows, in its order (not of a dict, which has
-    none). Several rows of an item are several labels.
+    A table without ids or names has one row for each item, in order. Data without ids and names
+    take the names of a table of as many rows (not of a dict, which has no order).
+
+    Args:
+        columns: those that may identify items, the likeliest one first.
+
+    Raises:
+        DataError: the table is of other items, or it is unclear what identifies them.
     """
-    labels, n = table.labels(o), len(dataset)
-    ids = list(map(str, dataset.ids.tolist()))
-    names = list(map(_key, dataset.texts.get("name", ())))
-    has_ids = ids != list(map(str, range(n)))
-    item_keys = {way: list(map(shorten, names)) for way, shorten in _WAYS.items()}
-    item_keys = {way: keys for way, keys in item_keys.items() if len({*keys}) == n}
-    item_keys |= {"id": ids} if has_ids else {}
-    columns = (
-        [o.id_column]
-        if o.id_column
-        else [
-            name
-            for name in table.of_kind("text", "number", "bytes", "other")
-            if name != (o.label_column or usual("labels", table.kinds)) and len(table.kinds) > 1
-        ]
-    )
-    preferred = o.id_column or usual("items", columns)
-    counters = [name for name in columns if usual("counters", [name]) is not None]
-    keys_of = {
-        column: list(map(_key, table.values(table.column(column, "id_column"))))
-        for column in columns
-    }
-    unknown = [
+    column, n = next(iter(columns), None), len(dataset)
+    has_columns, method = len(table.kinds) > 1, "in their order"
+    if column is None and has_columns and len(labels) != n:
+        table.column(None, "id_column")
+    if column is None or (column.is_counter and column.keys == [*map(str, range(n))]):
+        method += ", as no column names ids" * has_columns
+    elif (
+        dataset.has_ids
+        or "name" in dataset.texts
+        or column.is_counter
+        or table.source == "labels"
+        or len(column.keys) != n
+    ):
+        keys = dataset.texts.get("name", dataset.ids)
+        raise DataError(
+            f"{source}: no key of a label in {column.name!r} is an id or name of the data (it has "
+            f"{column.keys[:1]}, the data {keys[:1].tolist()}): give those of the data with --read "
+            "names=FILE or ids=FILE, another column with --read id_column=NAME, or labels in the "
+            "order of the items (labels.to_numpy() of pandas)"
+        )
+    else:
+        dataset = with_names(dataset, column.keys)
+        method += f", with the names in {column.name!r}"
+    return replace(dataset, labels=labels, label_source=(source, method))
+
+
+def _matched(dataset: Dataset, table: Table, o: Options, source: str) -> Dataset:
+    """Return the data set with the labels of a table.
+
+    Its items are identified by their names or ids. Row numbers count for data without ids, if the
+    table has no other names. Several rows of an item are several labels.
+
+    Raises:
+        DataError: it is unclear which rows are of which items.
+    """
+    labels, columns, n = table.labels(o), _key_columns(table, o), len(dataset)
+    other_names = [
         column
-        for column, keys in keys_of.items()
-        if names and _are_texts(keys) and (usual("items", [column]) or len({*keys}) == n)
+        for column in columns
+        if "name" in dataset.texts
+        and column.are_texts
+        and (usual("items", [column.name]) or len({*column.keys}) == n)
     ]
-    matches = [*_matches(keys_of, item_keys, preferred, counters)]
-    if not matches and not has_ids and not unknown:
-        numbers = {name: keys_of[name] for name in columns if name in (preferred, *counters)}
-        matches = [*_matches(numbers, {"row number": ids}, preferred, counters)]
-    _, column, way, rows = max(
-        matches,
-        key=lambda match: match[0],
-        default=(None, next(filter(None, [*unknown, preferred, *counters]), ""), "", np.arange(0)),
-    )
+    numbers = [column for column in columns if column.is_preferred or column.is_counter]
+    numbers.sort(key=lambda column: column.is_counter)
+    item_keys = _item_keys(dataset)
+    matches = [*_matches(columns, item_keys)]
+    if not matches and not dataset.has_ids and not other_names:
+        item_keys = {"row number": {str(row): row for row in range(n)}}
+        matches = [*_matches(numbers, item_keys)]
+    match = max(matches, key=lambda match: match.quality, default=None)
     shuffled = [
-        name
-        for name, keys in keys_of.items()
-        if name != preferred
-        and "" not in keys
-        and _are_counts({*keys})
-        and len({*keys}) == n
-        and keys != sorted(keys, key=int)
+        column.name
+        for column in columns
+        if not column.is_preferred
+        and len(column.different_keys) == len(column.keys) == n
+        and _are_counts(column.keys)
+        and column.keys != sorted(column.keys, key=int)
     ]
-    if shuffled and (not way or (way == "row number" and column != preferred)):
+    is_sure = match and (match.way != "row number" or match.column.is_preferred)
+    if shuffled and not is_sure:
         raise DataError(
             f"{source}: {shuffled[0]!r} may number the items, but does not count them in their "
             f"order: name it with --read id_column={shuffled[0]}, or leave it out "
             "(labels.to_numpy() of pandas has no index)"
         )
-    if not way:
-        is_counter = column in counters and column != o.id_column
-        if (is_counter and keys_of[column] == list(map(str, range(n)))) or (
-            not column and (not columns or len(labels) == n)
-        ):
-            return dataset, labels, "in their order" + ", as no column names ids" * bool(columns)
-        keys = keys_of[table.column(column, "id_column")]
-        if not (has_ids or names or is_counter or table.source == "labels") and len(keys) == n:
-            dataset = with_names(dataset, keys)
-            return dataset, labels, f"in their order, with the names in {column!r}"
-        raise DataError(
-            f"{source}: no key of a label in {column!r} is an id or name of the data "
-            f"(it has {keys[:1]}, the data {(names or ids)[:1]}): give those of the data with "
-            "--read names=FILE or ids=FILE, another column with --read id_column=NAME, or labels "
-            "in the order of the items (labels.to_numpy() of pandas)"
+    if match is None:
+        return _in_order(dataset, labels, source, table, [*other_names, *numbers])
+    column, way = match.column, match.way
+    pairs = zip(column.keys, match.items.tolist(), strict=True)
+    other_keys = {key for key, item in pairs if key and item < 0}
+    _check_numbering(match, other_keys, item_keys[way], source)
+    if repeated := sum(map(bool, column.keys)) - len(column.different_keys):
+        dataset.notes.append(
+            f"{source} names items again in {repeated:,} rows: they have the labels of all"
         )
-    keys = keys_of[column]
-    other_keys = _other_keys(
-        source, column, way, keys, ids if way == "row number" else item_keys[way], rows
-    )
-    if repeated := sum(map(bool, keys)) - len({*keys} - {""}):
-        last_rows = {key: row for row, key in enumerate(keys)}
-        labels = labels.united(np.array([last_rows[key] for key in keys]))
-    dataset.notes += [
-        *[f"{source} names items again in {repeated:,} rows: they have the labels of all"]
-        * bool(repeated),
-        *["ids are row numbers, from 0"] * (way == "row number"),
-    ]
-    note = f" ({len(other_keys):,} rows are of other items)" if other_keys else ""
-    return (
-        dataset,
-        labels.at(rows),
-        f"matched by {'id' if way == 'row number' else way} in {column!r}{note}",
-    )
+    if way == "row number":
+        dataset.notes.append("ids are row numbers, from 0")
+    method = f"matched by {'id' if way == 'row number' else way} in {column.name!r}"
+    if other_keys:
+        method += f" ({len(other_keys):,} rows are of other items)"
+    labels = labels.of_items(match.items, n)
+    return replace(dataset, labels=labels, label_source=(source, method))
