@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import DataError, UsageError
 from ..inputs import file_form, files_of, read_text
@@ -193,9 +192,9 @@ class _KeyColumn:
     is_counter: bool
 
     @cached_property
-    def different_keys(self) -> set[str]:
+    def different_keys(self) -> list[str]:
         """The keys, each once, without the empty one."""
-        return {*self.keys} - {""}
+        return [*dict.fromkeys(filter(None, self.keys))]
 
     @cached_property
     def are_texts(self) -> bool:
@@ -242,13 +241,13 @@ class _Match:
 
     Attributes:
         way: one of :data:`_WAYS`, ``id`` or ``row number``.
-        items: the row of the item for each row of the table, int64 [R], -1 for none.
+        item_of: key in the column -> row of the item, -1 for none.
         quality: the best one of several matches has the largest.
     """
 
     column: _KeyColumn
     way: str
-    items: NDArray[np.int64]
+    item_of: dict[str, int]
     quality: tuple[Any, ...]
 
 
@@ -265,21 +264,23 @@ def _matches(
     """
     for column in columns:
         for way, rows in item_keys.items():
-            shortened = {key: _WAYS.get(way, _number)(key) for key in column.different_keys}
-            items = np.array([rows.get(shortened.get(key, ""), -1) for key in column.keys])
-            count = len({*items.tolist()} - {-1})
-            is_likely = 2 * count >= min(len(shortened), len(rows))
-            are_counts = _are_counts(shortened) or _are_counts(rows)
+            shorten = _WAYS.get(way, _number)
+            item_of = {key: rows.get(shorten(key), -1) for key in column.different_keys}
+            items = [item for item in item_of.values() if item >= 0]
+            is_likely = 2 * len(items) >= min(len(item_of), len(rows))
             may_match = (
                 column.is_preferred
-                or (way == "row number" and len(shortened) == len(column.keys))
-                or (is_likely and (column.are_texts or not are_counts))
+                or (way == "row number" and len(item_of) == len(column.keys))
+                or (
+                    is_likely
+                    and (column.are_texts or not (_are_counts(item_of) or _are_counts(rows)))
+                )
             )
-            if count and len({*shortened.values()}) == len(shortened) and may_match:
+            if items and len({*items}) == len(items) and may_match:
                 rank = column.is_preferred - column.is_counter
                 are_ids = way == "id" and usual("ids", [column.name]) is not None
-                quality = is_likely, column.are_texts, rank, are_ids, count
-                yield _Match(column, way, items, quality)
+                quality = is_likely, column.are_texts, rank, are_ids, len(items)
+                yield _Match(column, way, item_of, quality)
 
 
 def _check_numbering(
@@ -306,7 +307,7 @@ def _check_numbering(
             )
     if len(other_keys) == 1 and _are_counts(item_keys):
         number = _number(_WAYS.get(match.way, str)(min(other_keys)))
-        labelled = {*match.items.tolist()}
+        labelled = {*match.item_of.values()}
         unlabelled = {_number(key) for key, row in item_keys.items() if row not in labelled}
         if (number == str(n) and "0" in unlabelled) or (number == "0" and str(n) in unlabelled):
             raise DataError(
@@ -384,7 +385,8 @@ def _matched(dataset: Dataset, table: Table, o: Options, source: str) -> Dataset
         column.name
         for column in columns
         if not column.is_preferred
-        and len(column.different_keys) == len(column.keys) == n
+        and "" not in column.keys
+        and len(column.different_keys) == n
         and _are_counts(column.keys)
         and column.keys != sorted(column.keys, key=int)
     ]
@@ -398,8 +400,7 @@ def _matched(dataset: Dataset, table: Table, o: Options, source: str) -> Dataset
     if match is None:
         return _in_order(dataset, labels, source, table, [*other_names, *numbers])
     column, way = match.column, match.way
-    pairs = zip(column.keys, match.items.tolist(), strict=True)
-    other_keys = {key for key, item in pairs if key and item < 0}
+    other_keys = {key for key, item in match.item_of.items() if item < 0}
     _check_numbering(match, other_keys, item_keys[way], source)
     if repeated := sum(map(bool, column.keys)) - len(column.different_keys):
         dataset.notes.append(
@@ -410,5 +411,5 @@ def _matched(dataset: Dataset, table: Table, o: Options, source: str) -> Dataset
     method = f"matched by {'id' if way == 'row number' else way} in {column.name!r}"
     if other_keys:
         method += f" ({len(other_keys):,} rows are of other items)"
-    labels = labels.of_items(match.items, n)
+    labels = labels.of_items(np.array([match.item_of.get(key, -1) for key in column.keys]), n)
     return replace(dataset, labels=labels, label_source=(source, method))

@@ -297,7 +297,10 @@ class SearchResult(Shown):
         query_rows = PictureRows(queries.ids, {})
         for row, query_id in enumerate(self.query_ids):
             query_row = query_rows.find(query_id, Item({}))
-            labels = queries.labels.at(np.array([query_row])).class_names if queries.labels else ()
+            labels: list[str] = []
+            if queries.labels is not None and query_row >= 0:
+                counts = queries.labels.take(np.array([query_row])).counts()
+                labels = [queries.labels.class_names[c] for c in np.flatnonzero(counts)]
             cells = [Cell(_image(queries, query_row), ", ".join(labels))]
             for number, score, item in self._results(row):
                 relevant = None
