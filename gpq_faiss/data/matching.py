@@ -17,6 +17,7 @@ from ..inputs import file_form, files_of, read_text
 from ..store.hdf5 import as_texts
 from .base import Dataset
 from .labels import ROW, WHOLE, Labels, composed, labels_of, plain_text
+from .standard import part_of
 from .tables import NUMBER, Options, Table, frame_table, open_tables, read_records, usual
 
 
@@ -316,6 +317,25 @@ def _check_numbering(
             )
 
 
+def _check_parts(match: _Match, names: Sequence[str], source: str) -> None:
+    """Check that no label of a test image is given to a training image with the same file name.
+
+    Args:
+        names: those of the items.
+
+    Raises:
+        DataError: the folders of a key and of its item are of different parts of the data.
+    """
+    pairs = [(key, names[item]) for key, item in match.item_of.items() if item >= 0]
+    for folders in {tuple(map(os.path.dirname, pair)) for pair in pairs}:
+        parts = [{*map(part_of, folder.split("/"))} - {""} for folder in folders]
+        if all(parts) and parts[0].isdisjoint(parts[1]):
+            raise DataError(
+                f"{source} has labels of {folders[0]} in {match.column.name!r}, the data has files "
+                f"of the same names in {folders[1]}: give the names of the data, with folders"
+            )
+
+
 def _in_order(
     dataset: Dataset, labels: Labels, source: str, table: Table, columns: Sequence[_KeyColumn]
 ) -> Dataset:
@@ -402,6 +422,8 @@ def _matched(dataset: Dataset, table: Table, o: Options, source: str) -> Dataset
     column, way = match.column, match.way
     other_keys = {key for key, item in match.item_of.items() if item < 0}
     _check_numbering(match, other_keys, item_keys[way], source)
+    if way in _WAYS:
+        _check_parts(match, dataset.texts["name"].tolist(), source)
     if repeated := sum(map(bool, column.keys)) - len(column.different_keys):
         dataset.notes.append(
             f"{source} names items again in {repeated:,} rows: they have the labels of all"

@@ -48,7 +48,7 @@ _FOLDERS = {
 """Names of folders in lower case, by their meaning."""
 
 
-def _part_of(folder: str) -> str:
+def part_of(folder: str) -> str:
     """Return ``training`` or ``test`` if a word of a folder's name says so, as in ``seg_train`` and
     ``val2017``, ``unlabelled`` if its name does, else nothing."""
     return next(
@@ -82,8 +82,8 @@ def classes_of(names: Sequence[str]) -> list[str]:
     mixed = _first(path for path in paths if path[1:2] != path[:1])
     paths = [path[1:] if path and path[0] not in mixed else path for path in paths]
     tops, nested = _first(paths), _first([path for path in paths if len(path) > 1])
-    splits = {top for top in tops if _part_of(top) in ("training", "test")}
-    class_folders = {top for top in tops if not _part_of(top)}
+    splits = {top for top in tops if part_of(top) in ("training", "test")}
+    class_folders = {top for top in tops if not part_of(top)}
     if splits and (
         not class_folders
         or len(splits & nested) > 1
@@ -101,7 +101,7 @@ def classes_of(names: Sequence[str]) -> list[str]:
         )
     if _are_domains(paths):
         paths = [path[1:] for path in paths]
-    return [path[0] if path and _part_of(path[0]) != "unlabelled" else "" for path in paths]
+    return [path[0] if path and part_of(path[0]) != "unlabelled" else "" for path in paths]
 
 
 def _first(paths: Iterable[Sequence[str]]) -> set[str]:
@@ -123,7 +123,7 @@ def _are_domains(paths: list[list[str]]) -> bool:
     counts = Counter(name for _, name in pairs)
     is_nested = len(_first(paths)) > 1 and _first(pairs) == _first(paths) and len(counts) > 1
     repeated = [name for name, count in counts.items() if count > 1 and not re.search(r"\d", name)]
-    return is_nested and 2 * sum(not _part_of(name) for name in repeated) >= len(counts)
+    return is_nested and 2 * sum(not part_of(name) for name in repeated) >= len(counts)
 
 
 def open_folder(path: str, o: Options) -> ImageDataset:
@@ -180,7 +180,7 @@ def open_folder(path: str, o: Options) -> ImageDataset:
         )
     order = sorted(  # test folders last, in each part the unlabelled ones
         zip(classes_of(images), images, strict=True),
-        key=lambda item: ("test" in map(_part_of, item[1].split("/")[:-1]), not item[0], item),
+        key=lambda item: ("test" in map(part_of, item[1].split("/")[:-1]), not item[0], item),
     )
     return image_files(
         name,
