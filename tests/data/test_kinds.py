@@ -314,6 +314,15 @@ def test_keys_go_before_counts(items, columns, expected):
     assert label_texts(open_data(X[:4], labels=table, **items)) == texts
 
 
+def test_labels_of_test_files_are_not_given_to_training_files():
+    names = [f"train/{i}.jpg" for i in range(4)]
+    for parent in ("/data/train", "images", "train/images"):
+        labels = {f"{parent}/{i}.jpg": "abcd"[i] for i in range(4)}
+        assert label_texts(open_data(X[:4], names=names, labels=labels)) == [*"abcd"]
+    labels = {f"test/{i}.jpg": "a" for i in range(4)}
+    refused(X[:4], "has files of the same names in train", names=names, labels=labels)
+
+
 def test_counts_from_0_beside_counts_from_1_are_refused(folder):
     pd.DataFrame({"label": CLASSES}).to_csv("l.csv")
     counted = {"ids": range(1, N + 1)}, {"names": [f"{i}.png" for i in range(1, N + 1)]}
