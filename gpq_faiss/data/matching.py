@@ -169,6 +169,12 @@ _WAYS: dict[str, Callable[[str], str]] = {
 and row numbers are compared without leading zeros."""
 
 
+def _have_equal_folders(first: str, second: str) -> bool:
+    """Return whether two names have the same last folders, as far as both have any."""
+    folders = [f"/{name[: name.rfind('/') + 1]}".lower() for name in (first, second)]
+    return folders[0].endswith(folders[1]) or folders[1].endswith(folders[0])
+
+
 def _are_texts(keys: Iterable[str]) -> bool:
     """Return whether any of the keys is no number, as ``0012`` is none."""
     return any(not NUMBER.fullmatch(key) or re.match("0[0-9]", key) for key in keys if key)
@@ -206,7 +212,13 @@ def _matches(
         rank = 1 if column == preferred else -(column in counters)
         for way, names in item_keys.items():
             positions = {_WAYS.get(way, _number)(key): i for i, key in enumerate(keys) if key}
-            rows = np.array([positions.get(name, -1) for name in names])
+            candidates = [positions.get(name, -1) for name in names]
+            rows = np.array(
+                [
+                    row if row >= 0 and _have_equal_folders(name, keys[row]) else -1
+                    for name, row in zip(item_keys.get("name", names), candidates, strict=True)
+                ]
+            )
             count = int(np.count_nonzero(rows >= 0))
             is_likely = 2 * count >= min(len(filled), len(names))
             may_name = rank > 0 or (
@@ -334,9 +346,9 @@ def _matched(
             return dataset, labels, f"in their order, with the names in {column!r}"
         raise DataError(
             f"{source}: no key of a label in {column!r} is an id or name of the data "
-            f"(it has {keys[:1]}, the data {(names or ids)[:1]}): give those of the data with "
-            "--read names=FILE or ids=FILE, another column with --read id_column=NAME, or labels "
-            "in the order of the items (labels.to_numpy() of pandas)"
+            f"(it has {keys[:1]}, the data {(names or ids)[:1]}): leave out folders that differ, "
+            "give those of the data with --read names=FILE or ids=FILE, another column with --read "
+            "id_column=NAME, or labels in the order of the items (labels.to_numpy() of pandas)"
         )
     keys = keys_of[column]
     other_keys = _other_keys(

@@ -268,8 +268,11 @@ class Table:
                     if type(part).__name__ == "ParquetFileFragment"
                     else part.to_batches
                 )
-                batches = reader(columns=[name], batch_size=size)
-                yield from (batch.column(0) for batch in batches if len(batch))
+                yield from (
+                    batch.column(0)
+                    for batch in reader(columns=[name], batch_size=size)
+                    if len(batch)
+                )
         except Exception as error:  # from pyarrow
             raise DataError(f"{self.source}: {name!r} cannot be read ({one_line(error)})") from None
 
