@@ -803,6 +803,13 @@ LAYOUTS = {
     "train/labelled/cat/1 train/unlabelled/cat/3 test/labelled/dog/4": ["cat", "", "dog"],
     "labelled/train/cat/1 labelled/test/dog/2 unlabelled/3": ["cat", "", "dog"],
     "cat/1 cat/@__thumb/2 cat/thumbs/3 dog/1 ~snapshot/4 RECYCLER/5": ["cat", "dog"],
+    "x/x/train/cat/1 x/x/train/dog/2 x/train/cat/3 x/train/dog/4": ["cat", "cat", "dog", "dog"],
+    "all/cat/1 all/dog/2 cat/3 dog/4": ["cat", "cat", "dog", "dog"],
+    "1/1/x 1/2/x 2/1/x 2/2/x": ["1", "1", "2", "2"],
+    "pets/cat/1 pets/dog/2 pets/3": ["cat", "dog", ""],
+    "photo/001.ak47/1 photo/002.flag/2 art/001.ak47/3 art/002.flag/4": [
+        *("001.ak47", "001.ak47", "002.flag", "002.flag")
+    ],
 }
 
 
@@ -853,6 +860,7 @@ def test_another_scale_is_a_warning(factor, shift):
     ("labels", "note"),
     [
         (["cat", "?", "dog"] * 4, "'?' count as classes"),
+        (["cat", "test", "dog"] * 4, "'test' count as classes: if they mean none"),
         ([["x", name] for name in CLASSES], "every item has 'x': no result can be wrong"),
         (["species", *["cat"] * 6, *["dog"] * 5], "the first item alone has 'species': is it a"),
         ([["cat", "z"], *[["cat"]] * 6, *[["dog"]] * 5], "the first item alone has 'z': is it a"),
