@@ -373,8 +373,13 @@ def form_of(path: str) -> str:
     if os.path.isdir(local):
         names = {name for name in os.listdir(local) if name[0] != "."}
         is_folder = any(
-            is_image_name(name) or os.path.isdir(os.path.join(local, name))
-            for name in names - {"data"}
+            is_image_name(name)
+            or (
+                os.path.isdir(os.path.join(local, name))
+                # Clones of hubs have their tables in data/.
+                and (name != "data" or form_of(os.path.join(local, name)) == "folder")
+            )
+            for name in names
         )
         forms = {
             "hf": names & {"dataset_info.json", "dataset_dict.json"},

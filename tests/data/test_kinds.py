@@ -833,12 +833,12 @@ def test_links_inside_the_tree_are_left_out(tmp_path):
     assert label_texts(open_data(tmp_path / "s")) == ["cat", "dog"]
 
 
-def test_a_folder_of_images_beside_a_table_is_a_folder(tmp_path):
-    put(tmp_path, *(f"{i}.png" for i in range(5)))
+@pytest.mark.parametrize(("folder", "label"), [(".", ""), ("data", "data")])
+def test_a_folder_of_images_beside_a_table_is_a_folder(tmp_path, folder, label):
+    put(tmp_path / folder, *(f"{i}.png" for i in range(5)))
     labels = save(tmp_path / "labels.csv", "file,label\n0.png,cat\n3.png,dog\n")
     data = open_data(tmp_path)
-    assert (len(data), data.labels) == (5, None)
-    assert "1 files .csv left out" in data.notes
+    assert (label_texts(data), "1 files .csv left out" in data.notes) == ([label] * 5, True)
     assert label_texts(open_data(tmp_path, labels=labels)) == ["cat", "", "", "dog", ""]
 
 
