@@ -146,7 +146,7 @@ def as_array(value: Any, location: str) -> NDArray[Any]:
     if array.dtype.kind not in "fiu":
         raise DataError(
             f"{location}: {type(value).__name__} of {array.dtype} is not an array of numbers, nor "
-            "an image"
+            "an image (those in dicts have the keys image and label)"
         )
     return array
 

@@ -108,6 +108,7 @@ _IDS = ["ids", "imageid", "itemid", "imgid", "id", "uid"]
 _IMAGES = [
     *["image", "imagepath", "path", "filepath", "filename", "file", "img", "images"],
     *["imagename", "imagefile", "imagefilename", "imgpath", "imgname", "fname", "imageindex"],
+    *["pixelvalues"],
     *["imagepaths", "imagenames", "imagefiles", "filepaths", "filenames", "files", "imgpaths"],
 ]
 _COUNTERS = ["index", "indexlevel0", "level0", "unnamed0", "unnamed01", ""]
@@ -310,7 +311,9 @@ class Table:
                 return Labels.from_multihot(
                     np.column_stack([np.isin(columns[name], YES) for name in classes]), classes
                 )
-        label = self.column(label, "label_column, or keep ids and columns of 0 and 1 alone")
+        label = self.column(
+            label, "label_column, or that of ids or names beside columns of 0 and 1 with id_column"
+        )
         return labels_of(self.values(label), f"{self.source}: {label!r}")
 
     def attributes(self, o: Options, images: str | None = None) -> dict[str, Any]:
