@@ -364,7 +364,8 @@ class Table:
         They are the requested columns (patterns such as ``f*`` match), a column of lists, or
         columns of numbers that are numbered (``f0``, ``f1`` ...) or the only ones.
 
-        Raises DataError: it is unclear which columns they are, or they do not hold numbers.
+        Raises DataError: it is unclear which columns they are, or they do not hold numbers, or are
+        columns of 0 and 1 alone that are not numbered.
         """
         used = {o.label_column, o.id_column, o.name_column, *o.keep, usual("labels", self.kinds)}
         lists = [name for name in self.of_kind("list") if name not in used]
@@ -397,6 +398,11 @@ class Table:
             or len(lengths) > 1
             or (lengths and o.vectors is None)
             or any(map(is_image_name, chosen))
+            # Columns of 0 and 1 are classes.
+            or (
+                not (o.vectors or numbered)
+                and all({*self.values(name).tolist()} <= {0, 1} for name in chosen)
+            )
         ):
             raise DataError(
                 f"{self.source}: which column holds the vectors? (it has "
@@ -426,7 +432,8 @@ class Table:
         if len(images) > 1 and usual("images", images) is None:
             raise DataError(
                 f"{self.source} has several columns of images ({', '.join(images)})"
-                f": name one with --read image_column"
+                f": name one with --read image_column, or rename files of tars whose names have "
+                "further dots"
             )
         return usual("images", images) or next(iter(images), None)
 
