@@ -50,14 +50,14 @@ _FOLDERS = {
 
 def _part_of(folder: str) -> str:
     """Return ``training`` or ``test`` if a word of a folder's name says so, as in ``seg_train`` and
-    ``val2017``, ``unlabelled`` if its name does, else nothing."""
+    ``val2017``, else nothing."""
     return next(
         (
             part
             for part in ("training", "test")
             if not _FOLDERS[part].isdisjoint(re.findall("[a-z]+", folder.lower()))
         ),
-        "unlabelled" if folder.lower() in _FOLDERS["unlabelled"] else "",
+        "",
     )
 
 
@@ -65,8 +65,8 @@ def classes_of(names: Sequence[str]) -> list[str]:
     """Return the class of each image by its relative name.
 
     The class is the first folder, below ``train`` and ``test`` the second, and so below folders of
-    domains that hold the same classes; empty outside of folders. Common parents, folders such as
-    ``images``, and copies of the folders beside them are skipped.
+    domains that hold the same classes; empty outside of folders and below ``unlabeled``. Common
+    parents, folders such as ``images``, and copies of the folders beside them are skipped.
     """
     paths = _below_parents(
         [
@@ -75,17 +75,23 @@ def classes_of(names: Sequence[str]) -> list[str]:
                 for name in composed(path).split("/")[:-1]
                 if name.lower() not in _FOLDERS["containers"]
             ]
+            if _FOLDERS["unlabelled"].isdisjoint(path.lower().split("/")[:-1])
+            else []
             for path in names
         ]
     )
     # Archives may hold a/a, or a/cat and a/dog beside cat and dog: such a folder a is no class.
     # Names that end with numbers may count, as 1/1, 1/2 and 2/1 do.
-    siblings = {top for top in _first(paths) if not re.search(r"\d$", top)}
-    mixed = _first(path for path in paths if not {*path[1:2]} & (siblings | {*path[:1]}))
+    siblings = _first(paths)
+    mixed = _first(
+        path
+        for path in paths
+        if path[1:2] != path[:1] and (siblings.isdisjoint(path[1:2]) or re.search(r"\d$", path[0]))
+    )
     paths = [path[1:] if path and path[0] not in mixed else path for path in paths]
     tops, nested = _first(paths), _first([path for path in paths if len(path) > 1])
-    splits = {top for top in tops if _part_of(top) in ("training", "test")}
-    class_folders = {top for top in tops if not _part_of(top)}
+    splits = {top for top in tops if _part_of(top)}
+    class_folders = tops - splits
     if splits and (
         not class_folders
         or len(splits & nested) > 1
@@ -103,7 +109,7 @@ def classes_of(names: Sequence[str]) -> list[str]:
         )
     if _are_domains(paths):
         paths = [path[1:] for path in paths]
-    return [path[0] if path and _part_of(path[0]) != "unlabelled" else "" for path in paths]
+    return [path[0] if path else "" for path in paths]
 
 
 def _first(paths: Iterable[Sequence[str]]) -> set[str]:

@@ -804,7 +804,8 @@ LAYOUTS = {
     "labelled/train/cat/1 labelled/test/dog/2 unlabelled/3": ["cat", "", "dog"],
     "cat/1 cat/@__thumb/2 cat/thumbs/3 dog/1 ~snapshot/4 RECYCLER/5": ["cat", "dog"],
     "x/x/train/cat/1 x/x/train/dog/2 x/train/cat/3 x/train/dog/4": ["cat", "cat", "dog", "dog"],
-    "all/cat/1 all/dog/2 cat/3 dog/4": ["cat", "cat", "dog", "dog"],
+    "all/cat/1 all/b2/2 cat/3 b2/4": ["b2", "b2", "cat", "cat"],
+    "flowers/rose/1 flowers/tulip/2 unlabeled/x/3": ["rose", "tulip", ""],
     "1/1/x 1/2/x 2/1/x 2/2/x": ["1", "1", "2", "2"],
     "pets/cat/1 pets/dog/2 pets/3": ["cat", "dog", ""],
     "photo/001.ak47/1 photo/002.flag/2 art/001.ak47/3 art/002.flag/4": [
