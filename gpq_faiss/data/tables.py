@@ -431,9 +431,10 @@ class Table:
         ]
         if len(images) > 1 and usual("images", images) is None:
             raise DataError(
-                f"{self.source} has several columns of images ({', '.join(images)})"
-                f": name one with --read image_column, or rename files of tars whose names have "
-                "further dots"
+                f"{self.source} has several columns of images ({', '.join(images[:20])})"
+                ": name one with --read image_column"
+                + ", or rename the files: keys of tars have no dots"
+                * any("." in n for n in images)
             )
         return usual("images", images) or next(iter(images), None)
 
