@@ -79,8 +79,9 @@ class Dataset(ABC):
         """Return the labels. Raises DataError: no item has one."""
         if self.labels is None or not self.labels.has().any():
             raise DataError(
-                f"{self.name}: no item has a label: give labels with --labels FILE, or their "
-                "column with --read label_column=NAME"
+                f"{self.name}: no item has a label: give labels with --labels FILE (the table of "
+                "the data, too, if it has 0 and 1 of each class), or their column with --read "
+                "label_column=NAME"
             )
         return self.labels
 

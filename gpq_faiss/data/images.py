@@ -108,8 +108,7 @@ def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
         raise ValueError("32-bit pixels have no fixed range: convert it to 8 or 16 bits")
     if image.has_transparency_data:
         # On white, as in a browser; dropping alpha would reveal hidden colours.
-        white = Image.new("RGBA", image.size, "white")
-        image = Image.alpha_composite(white, image.convert("RGBA"))
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
     return np.array(image.convert("RGB"), dtype=np.uint8)
 
 
@@ -147,7 +146,7 @@ def as_array(value: Any, location: str) -> NDArray[Any]:
     if array.dtype.kind not in "fiu":
         raise DataError(
             f"{location}: {type(value).__name__} of {array.dtype} is not an array of numbers, nor "
-            "an image"
+            "an image (those in dicts have the keys image and label)"
         )
     return array
 

@@ -342,7 +342,11 @@ def label_notes(labels: Labels, source: tuple[str, str]) -> list[str]:
         *(f"{labels.class_names[c]} {counts[c]:,}" for c in largest[:10]),
         *[f"... ({len(counts) - 10:,} more)"] * (len(counts) > 10),
     ]
-    missing = ", ".join(repr(name) for name in labels.class_names if name.lower() in MISSING)
+    doubtful = ", ".join(
+        repr(name)
+        for name in labels.class_names
+        if name.lower() in {*MISSING, "train", "training", "test", "testing", "val", "validation"}
+    )
     single = int((counts == 1).sum())
     alone = labels.take(slice(0, 1)).counts() * (counts == 1)
     doubts = [
@@ -350,7 +354,11 @@ def label_notes(labels: Labels, source: tuple[str, str]) -> list[str]:
             counts[largest[0]] == len(labels) > 1,
             f"every item has {labels.class_names[largest[0]]!r}: no result can be wrong",
         ),
-        (missing, f"{missing} count as classes: leave such labels empty if they mean none"),
+        (
+            doubtful,
+            f"{doubtful} count as classes: if they mean none, leave such labels empty, or move "
+            "such folders away",
+        ),
         (
             single == 1 and alone.any(),
             f"the first item alone has {labels.class_names[int(alone.argmax())]!r}"

@@ -175,8 +175,8 @@ def _open_by_datasets(form: str, name: str, files: list[str], mark: str, o: Opti
             cache_dir=str(cache_folder() / "datasets"),
         ),
         ": give tars (patterns have *) whose first five samples have files of the same "
-        "endings; labels of some images go into a table with their names, --labels"
-        * (form == "webdataset"),
+        "endings, and names of classes in .json, not .cls; labels of some images go into a table "
+        "with their names, --labels" * (form == "webdataset"),
     )
     return open_hf(rows, o, name, mark)
 
@@ -205,10 +205,8 @@ def open_hf(source: Any, o: Options, name: str = "", mark: str = "") -> Dataset:
             name, lambda datasets: datasets.load_from_disk(os.path.expanduser(source))
         )
     if isinstance(source, dict):
-        parts = sorted(source.items(), key=lambda item: (item[0] == "test", item[0]))
-        source = _by_datasets(
-            name, lambda datasets: datasets.concatenate_datasets([part for _, part in parts])
-        )
+        parts = [source[split] for split in sorted(source, key=lambda name: (name == "test", name))]
+        source = _by_datasets(name, lambda datasets: datasets.concatenate_datasets(parts))
     if not hasattr(source, "data"):
         raise DataError(f"{name} cannot be read by position: give a Dataset")
     data = source.data.table if source._indices is None else source.with_format("arrow")[:]
@@ -303,7 +301,7 @@ def open_items(source: Any, o: Options) -> Dataset:
             value = source[i]
         if isinstance(value, Mapping):
             image = usual("images", value) or usual("vectors", value)
-            value = value.get(image), value.get(usual("labels", value))
+            value = value.get(image, value), value.get(usual("labels", value))
         is_pair = isinstance(value, list) and (len(value) == 2 or str in map(type, value))
         return (*value, None)[:2] if is_pair or isinstance(value, tuple) else (value, None)
 
@@ -331,8 +329,14 @@ def open_items(source: Any, o: Options) -> Dataset:
         max_bad=o.max_bad,
         **attributes,
     )
-    contents = [b"" if image is None else image.tobytes() for image in dataset.sample()]
-    return replace(dataset, fingerprint=fingerprint("items", str(len(paths)), *contents))
+    return replace(
+        dataset,
+        fingerprint=fingerprint(
+            "items",
+            str(len(paths)),
+            *(b"" if image is None else image.tobytes() for image in dataset.sample()),
+        ),
+    )
 
 
 # Forms --------------------------------------------------------------------------------------------
@@ -373,8 +377,13 @@ def form_of(path: str) -> str:
     if os.path.isdir(local):
         names = {name for name in os.listdir(local) if name[0] != "."}
         is_folder = any(
-            is_image_name(name) or os.path.isdir(os.path.join(local, name))
-            for name in names - {"data"}
+            is_image_name(name)
+            or (
+                os.path.isdir(os.path.join(local, name))
+                # Clones of hubs have their tables in data/.
+                and (name != "data" or form_of(os.path.join(local, name)) == "folder")
+            )
+            for name in names
         )
         forms = {
             "hf": names & {"dataset_info.json", "dataset_dict.json"},
@@ -459,8 +468,11 @@ def open_data(
         >>> len(digits), digits.require_labels().n_classes, digits.read(digits.ids[:1])[0].shape
         (1797, 10, (8, 8, 3))
     """
-    roles = (("label", labels), ("id", ids), ("name", names))
-    attached = {name: value for name, value in roles if value is not None}
+    attached = {
+        name: value
+        for name, value in (("label", labels), ("id", ids), ("name", names))
+        if value is not None
+    }
     form, opener, takes, opened = _opener(source)
     allowed = ["max_bad", *takes.split(), *["id_column", "label_column"] * ("label" in attached)]
     if wrong := [option for option in read if option not in allowed]:

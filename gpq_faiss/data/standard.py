@@ -50,14 +50,14 @@ _FOLDERS = {
 
 def part_of(folder: str) -> str:
     """Return ``training`` or ``test`` if a word of a folder's name says so, as in ``seg_train`` and
-    ``val2017``, ``unlabelled`` if its name does, else nothing."""
+    ``val2017``, else nothing."""
     return next(
         (
             part
             for part in ("training", "test")
             if not _FOLDERS[part].isdisjoint(re.findall("[a-z]+", folder.lower()))
         ),
-        "unlabelled" if folder.lower() in _FOLDERS["unlabelled"] else "",
+        "",
     )
 
 
@@ -65,8 +65,8 @@ def classes_of(names: Sequence[str]) -> list[str]:
     """Return the class of each image by its relative name.
 
     The class is the first folder, below ``train`` and ``test`` the second, and so below folders of
-    domains that hold the same classes; empty outside of folders. Common parents and folders such as
-    ``images`` are skipped.
+    domains that hold the same classes; empty outside of folders and below ``unlabeled``. Common
+    parents, folders such as ``images``, and copies of the folders beside them are skipped.
     """
     paths = _below_parents(
         [
@@ -75,15 +75,23 @@ def classes_of(names: Sequence[str]) -> list[str]:
                 for name in composed(path).split("/")[:-1]
                 if name.lower() not in _FOLDERS["containers"]
             ]
+            if _FOLDERS["unlabelled"].isdisjoint(path.lower().split("/")[:-1])
+            else []
             for path in names
         ]
     )
-    # A folder with nothing but one of its own name, as archives are extracted, is one folder.
-    mixed = _first(path for path in paths if path[1:2] != path[:1])
+    # Archives may hold a/a, or a/cat and a/dog beside cat and dog: such a folder a is no class.
+    # Names that end with numbers may count, as 1/1, 1/2 and 2/1 do.
+    siblings = _first(paths)
+    mixed = _first(
+        path
+        for path in paths
+        if path[1:2] != path[:1] and (siblings.isdisjoint(path[1:2]) or re.search(r"\d$", path[0]))
+    )
     paths = [path[1:] if path and path[0] not in mixed else path for path in paths]
     tops, nested = _first(paths), _first([path for path in paths if len(path) > 1])
-    splits = {top for top in tops if part_of(top) in ("training", "test")}
-    class_folders = {top for top in tops if not part_of(top)}
+    splits = {top for top in tops if part_of(top)}
+    class_folders = tops - splits
     if splits and (
         not class_folders
         or len(splits & nested) > 1
@@ -101,7 +109,7 @@ def classes_of(names: Sequence[str]) -> list[str]:
         )
     if _are_domains(paths):
         paths = [path[1:] for path in paths]
-    return [path[0] if path and part_of(path[0]) != "unlabelled" else "" for path in paths]
+    return [path[0] if path else "" for path in paths]
 
 
 def _first(paths: Iterable[Sequence[str]]) -> set[str]:
@@ -111,18 +119,18 @@ def _first(paths: Iterable[Sequence[str]]) -> set[str]:
 
 def _below_parents(paths: list[list[str]]) -> list[list[str]]:
     """Return paths without the folders that are common to all."""
-    while len(_first(paths)) == 1 and all(len(path) != 1 for path in paths):
+    while len(_first(paths)) == 1 and any(len(path) > 1 for path in paths):
         paths = [path[1:] for path in paths]
     return paths
 
 
 def _are_domains(paths: list[list[str]]) -> bool:
     """Return whether the first folders of paths are domains: most of their folders have equal
-    names, which are no numbers or splits."""
+    names, which do not end with a number, and are no splits."""
     pairs = {(path[0], path[1]) for path in paths if len(path) > 1}
     counts = Counter(name for _, name in pairs)
     is_nested = len(_first(paths)) > 1 and _first(pairs) == _first(paths) and len(counts) > 1
-    repeated = [name for name, count in counts.items() if count > 1 and not re.search(r"\d", name)]
+    repeated = [name for name, count in counts.items() if count > 1 and not re.search(r"\d$", name)]
     return is_nested and 2 * sum(not part_of(name) for name in repeated) >= len(counts)
 
 
@@ -187,7 +195,7 @@ def open_folder(path: str, o: Options) -> ImageDataset:
         [str(root / file) for _, file in order],
         [composed(file) for _, file in order],
         labels=Labels.from_names([(label,) if label else () for label, _ in order]),
-        label_source=(root.name, "by their folders"),
+        label_source=(root.name, f"by their folders, as {order[0][0]!r} of {shown(order[0][1])}"),
         notes=notes,
         max_bad=o.max_bad,
     )
@@ -201,9 +209,11 @@ def open_digits(_: None, o: Options) -> ImageDataset:
     x, classes = optional(
         "sklearn.datasets", "digits are inside scikit-learn: pip install 'gpq-faiss[train]'"
     ).load_digits(return_X_y=True)
-    pixels = np.rint(x.reshape(-1, 8, 8) * (255.0 / 16.0)).astype(np.uint8)
     return images_in_memory(
-        "digits", pixels, labels=Labels.from_ids(classes, tuple("0123456789")), mirrors=False
+        "digits",
+        np.rint(x.reshape(-1, 8, 8) * (255.0 / 16.0)).astype(np.uint8),
+        labels=Labels.from_ids(classes, tuple("0123456789")),
+        mirrors=False,
     )
 
 

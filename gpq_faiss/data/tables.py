@@ -108,6 +108,7 @@ _IDS = ["ids", "imageid", "itemid", "imgid", "id", "uid"]
 _IMAGES = [
     *["image", "imagepath", "path", "filepath", "filename", "file", "img", "images"],
     *["imagename", "imagefile", "imagefilename", "imgpath", "imgname", "fname", "imageindex"],
+    *["pixelvalues"],
     *["imagepaths", "imagenames", "imagefiles", "filepaths", "filenames", "files", "imgpaths"],
 ]
 _COUNTERS = ["index", "indexlevel0", "level0", "unnamed0", "unnamed01", ""]
@@ -268,8 +269,11 @@ class Table:
                     if type(part).__name__ == "ParquetFileFragment"
                     else part.to_batches
                 )
-                batches = reader(columns=[name], batch_size=size)
-                yield from (batch.column(0) for batch in batches if len(batch))
+                yield from (
+                    batch.column(0)
+                    for batch in reader(columns=[name], batch_size=size)
+                    if len(batch)
+                )
         except Exception as error:  # from pyarrow
             raise DataError(f"{self.source}: {name!r} cannot be read ({one_line(error)})") from None
 
@@ -307,7 +311,9 @@ class Table:
                 return Labels.from_multihot(
                     np.column_stack([np.isin(columns[name], YES) for name in classes]), classes
                 )
-        label = self.column(label, "label_column, or keep ids and columns of 0 and 1 alone")
+        label = self.column(
+            label, "label_column, or that of ids or names beside columns of 0 and 1 with id_column"
+        )
         return labels_of(self.values(label), f"{self.source}: {label!r}")
 
     def attributes(self, o: Options, images: str | None = None) -> dict[str, Any]:
@@ -358,7 +364,8 @@ class Table:
         They are the requested columns (patterns such as ``f*`` match), a column of lists, or
         columns of numbers that are numbered (``f0``, ``f1`` ...) or the only ones.
 
-        Raises DataError: it is unclear which columns they are, or they do not hold numbers.
+        Raises DataError: it is unclear which columns they are, or they do not hold numbers, or are
+        columns of 0 and 1 alone that are not numbered.
         """
         used = {o.label_column, o.id_column, o.name_column, *o.keep, usual("labels", self.kinds)}
         lists = [name for name in self.of_kind("list") if name not in used]
@@ -391,6 +398,11 @@ class Table:
             or len(lengths) > 1
             or (lengths and o.vectors is None)
             or any(map(is_image_name, chosen))
+            # Columns of 0 and 1 are classes.
+            or (
+                not (o.vectors or numbered)
+                and all({*self.values(name).tolist()} <= {0, 1} for name in chosen)
+            )
         ):
             raise DataError(
                 f"{self.source}: which column holds the vectors? (it has "
@@ -419,8 +431,10 @@ class Table:
         ]
         if len(images) > 1 and usual("images", images) is None:
             raise DataError(
-                f"{self.source} has several columns of images ({', '.join(images)})"
-                f": name one with --read image_column"
+                f"{self.source} has several columns of images ({', '.join(images[:20])})"
+                ": name one with --read image_column"
+                + ", or rename the files: keys of tars have no dots"
+                * any("." in n for n in images)
             )
         return usual("images", images) or next(iter(images), None)
 

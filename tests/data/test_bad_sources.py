@@ -184,6 +184,11 @@ def frame(**columns):
 
 OBJECTS = [
     (frame(), {}, "which column holds the vectors.*it has id, path, label"),
+    (
+        pd.DataFrame({"image_id": ["a.jpg", "b.jpg"], "cat": [1, 0], "dog": [0.0, 1.0]}),
+        {},
+        r"which column holds the vectors.*image_column=NAME",
+    ),
     (frame(v=list(X40), w=list(X40)), {}, r"which column holds the vectors\? .it has v, w"),
     (
         frame(v=list(X40)),

@@ -751,7 +751,7 @@ def test_vectors_and_labels_in_one_object(folder):
     np.testing.assert_array_equal(data.read(slice(None)), X)
     assert (label_texts(data), data.ids.tolist()) == ([*map(str, Y)], [*(9 * Y)])
     for labels in (CLASSES, torch.tensor(Y), Y.astype(np.uint8)):
-        items = [(png(i), label) for i, label in enumerate(labels)]
+        items = [{"pixel_values": png(i), "labels": label} for i, label in enumerate(labels)]
         named = Items(items, classes=["c0", "c1", "c2"])
         assert label_texts(open_data(named)) == CLASSES
     refused([[Image.open(io.BytesIO(png(0)))] * 2] * 3, "a label is a PngImageFile")
@@ -811,6 +811,14 @@ LAYOUTS = {
     "train/labelled/cat/1 train/unlabelled/cat/3 test/labelled/dog/4": ["cat", "", "dog"],
     "labelled/train/cat/1 labelled/test/dog/2 unlabelled/3": ["cat", "", "dog"],
     "cat/1 cat/@__thumb/2 cat/thumbs/3 dog/1 ~snapshot/4 RECYCLER/5": ["cat", "dog"],
+    "x/x/train/cat/1 x/x/train/dog/2 x/train/cat/3 x/train/dog/4": ["cat", "cat", "dog", "dog"],
+    "all/cat/1 all/b2/2 cat/3 b2/4": ["b2", "b2", "cat", "cat"],
+    "flowers/rose/1 flowers/tulip/2 unlabeled/x/3": ["rose", "tulip", ""],
+    "1/1/x 1/2/x 2/1/x 2/2/x": ["1", "1", "2", "2"],
+    "pets/cat/1 pets/dog/2 pets/3": ["cat", "dog", ""],
+    "photo/001.ak47/1 photo/002.flag/2 art/001.ak47/3 art/002.flag/4": [
+        *("001.ak47", "001.ak47", "002.flag", "002.flag")
+    ],
 }
 
 
@@ -834,12 +842,12 @@ def test_links_inside_the_tree_are_left_out(tmp_path):
     assert label_texts(open_data(tmp_path / "s")) == ["cat", "dog"]
 
 
-def test_a_folder_of_images_beside_a_table_is_a_folder(tmp_path):
-    put(tmp_path, *(f"{i}.png" for i in range(5)))
+@pytest.mark.parametrize(("folder", "label"), [(".", ""), ("data", "data")])
+def test_a_folder_of_images_beside_a_table_is_a_folder(tmp_path, folder, label):
+    put(tmp_path / folder, *(f"{i}.png" for i in range(5)))
     labels = save(tmp_path / "labels.csv", "file,label\n0.png,cat\n3.png,dog\n")
     data = open_data(tmp_path)
-    assert (len(data), data.labels) == (5, None)
-    assert "1 files .csv left out" in data.notes
+    assert (label_texts(data), "1 files .csv left out" in data.notes) == ([label] * 5, True)
     assert label_texts(open_data(tmp_path, labels=labels)) == ["cat", "", "", "dog", ""]
 
 
@@ -861,6 +869,7 @@ def test_another_scale_is_a_warning(factor, shift):
     ("labels", "note"),
     [
         (["cat", "?", "dog"] * 4, "'?' count as classes"),
+        (["cat", "test", "dog"] * 4, "'test' count as classes: if they mean none"),
         ([["x", name] for name in CLASSES], "every item has 'x': no result can be wrong"),
         (["species", *["cat"] * 6, *["dog"] * 5], "the first item alone has 'species': is it a"),
         ([["cat", "z"], *[["cat"]] * 6, *[["dog"]] * 5], "the first item alone has 'z': is it a"),
