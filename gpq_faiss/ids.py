@@ -26,7 +26,9 @@ def whole_numbers(ids: Any, source_name: str) -> NDArray[np.int64]:
         if array.ndim == 1 and array.dtype.kind in "OUST":
             values = array.tolist()
             texts = [x.decode() if isinstance(x, bytes) else str(x) for x in values]
-            return np.array([int(text.strip().removesuffix(".0")) for text in texts], np.int64)
+            # Names such as 2007_000027 are no numbers, but int() would take them.
+            numbers = [text.strip().removesuffix(".0").replace("_", "?") for text in texts]
+            return np.array(list(map(int, numbers)), np.int64)
         # Floats represent all whole numbers up to 2^24 (float32) or 2^53 (float64).
         exact = array.dtype.kind in "iu" or (np.abs(array) < 2 / np.finfo(array.dtype).eps).all()
         numbers = array.astype(np.int64)

@@ -16,6 +16,7 @@ from ..errors import DataError, UsageError
 from ..inputs import file_form, files_of, read_text
 from ..store.hdf5 import as_texts
 from .base import Dataset
+from .images import is_image_name
 from .labels import ROW, WHOLE, Labels, composed, labels_of, plain_text
 from .standard import part_of
 from .tables import NUMBER, Options, Table, frame_table, open_tables, read_records, usual
@@ -151,7 +152,7 @@ def _is_table(labels: Any, o: Options) -> bool:
 
 def _key(value: Any) -> str:
     """Return an id or a name as text; whole floats are whole numbers."""
-    text = composed(plain_text(value).strip()).replace("\\", "/").removeprefix("./")
+    text = composed(plain_text(value).strip(' \t\r\n"')).replace("\\", "/").removeprefix("./")
     return text.partition(".")[0] if "." in text and WHOLE.fullmatch(text) else text
 
 
@@ -160,11 +161,16 @@ def _number(key: str) -> str:
     return key.lstrip("0") or "0"
 
 
+def _stem(key: str) -> str:
+    """Return a key without folders and ending; that of ``v1.2`` is no ending."""
+    return re.sub(r"(?<=.)\.[a-z]\w{0,4}$", "", os.path.basename(key), flags=re.IGNORECASE)
+
+
 _WAYS: dict[str, Callable[[str], str]] = {
     "name": str,
     "file name": os.path.basename,
-    "name without ending": lambda key: os.path.splitext(os.path.basename(key))[0],
-    "name without zeros": lambda key: _number(os.path.splitext(os.path.basename(key))[0]),
+    "name without ending": _stem,
+    "name without zeros": lambda key: _number(_stem(key)),
 }
 """Ways in which a column of a table may give the names of items; of two, the first one counts. Ids
 and row numbers are compared without leading zeros."""
@@ -391,15 +397,19 @@ def _matched(dataset: Dataset, table: Table, o: Options, source: str) -> Dataset
         for column in columns
         if "name" in dataset.texts
         and column.are_texts
-        and (usual("items", [column.name]) or len({*column.keys}) == n)
+        and (
+            usual("items", [column.name])
+            or len({*column.keys}) == n
+            or any(map(is_image_name, column.keys))
+        )
     ]
-    numbers = [column for column in columns if column.is_preferred or column.is_counter]
-    numbers.sort(key=lambda column: column.is_counter)
+    by_name = [column for column in columns if column.is_preferred or column.is_counter]
+    by_name.sort(key=lambda column: column.is_counter)
     item_keys = _item_keys(dataset)
     matches = [*_matches(columns, item_keys)]
     if not matches and not dataset.has_ids and not other_names:
         item_keys = {"row number": {str(row): row for row in range(n)}}
-        matches = [*_matches(numbers, item_keys)]
+        matches = [*_matches(by_name, item_keys)]
     match = max(matches, key=lambda match: match.quality, default=None)
     shuffled = [
         column.name
@@ -418,7 +428,7 @@ def _matched(dataset: Dataset, table: Table, o: Options, source: str) -> Dataset
             "(labels.to_numpy() of pandas has no index)"
         )
     if match is None:
-        return _in_order(dataset, labels, source, table, [*other_names, *numbers])
+        return _in_order(dataset, labels, source, table, [*other_names, *by_name])
     column, way = match.column, match.way
     other_keys = {key for key, item in match.item_of.items() if item < 0}
     _check_numbering(match, other_keys, item_keys[way], source)
