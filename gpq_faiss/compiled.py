@@ -1,96 +1,51 @@
-"""Loops compiled by Numba, kept in its cache, and SIMD instructions.
+"""Loops compiled by Numba, which caches them, and SIMD instructions.
 
-Only this file uses private parts of Numba: ``FunctionCache``, ``DefaultOptions._nrt``, ``cgutils``,
-``make_array`` and ``magic_tuple``, tried with 0.61 to 0.68. Without them loops are compiled in each
-process, threads are somewhat slower, and a plain loop scans the codes.
+Only this file uses private parts of Numba: ``DefaultOptions._nrt``, ``cgutils``, ``make_array`` and
+``magic_tuple``, tried with 0.61 to 0.68. Without them threads are somewhat slower, and a plain loop
+scans the codes.
 """
 
 from __future__ import annotations
 
-import contextlib
-import inspect
-import logging
-import sys
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
 from llvmlite import ir
 from numba import types
-
-from .files import fingerprint
-
-FunctionCache: Any = object
-_HAS_NRT_OPTION = False
-with contextlib.suppress(ImportError):
-    from numba.core.caching import FunctionCache
-with contextlib.suppress(ImportError):
-    from numba.core.options import DefaultOptions
-
-    _HAS_NRT_OPTION = hasattr(DefaultOptions, "_nrt")
+from numba.core import options
 
 BLOCK = 64
 """Number of codes in a block."""
-SHUFFLES: tuple[tuple[str, int, str | None], ...] = (
+SHUFFLES = (
     ("+avx512bw", 64, "llvm.x86.avx512.pshuf.b.512"),
     ("+avx2", 32, "llvm.x86.avx2.pshuf.b"),
     ("+ssse3", 16, "llvm.x86.ssse3.pshuf.b.128"),
     ("aarch64", 16, "llvm.aarch64.neon.tbl1.v16i8"),
     ("arm64", 16, "llvm.aarch64.neon.tbl1.v16i8"),
-    ("", 16, None),  # any other processor
 )
 """Processor feature or architecture, number of bytes looked up at once, and instruction."""
 
-_log = logging.getLogger(__name__)
 Function = TypeVar("Function", bound=Callable[..., Any])
-_SLOW_TO_COMPILE = ("search", "search_together")  # the loops of exact search: some seconds
-
-
-class _Cache(FunctionCache):  # type: ignore[misc]
-    """A file cache of compiled code that never fails.
-
-    Files that cannot be read are compiled again; code that cannot be written is not kept.
-    """
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__(function)
-        # Numba looks for changes only in the file of a loop, but functions that the loop calls are
-        # compiled with it.
-        names = {str(getattr(value, "__module__", "")) for value in function.__globals__.values()}
-        ours = sorted(name for name in names if name.partition(".")[0] == __package__)
-        sources = [inspect.getsource(sys.modules[name]) for name in ours]
-        self._cache_file._source_stamp = self._cache_file._source_stamp, fingerprint(*sources)
-
-    def load_overload(self, *arguments: Any) -> Any:
-        overload = None
-        try:
-            overload = super().load_overload(*arguments)
-        except Exception:  # damaged files raise any error
-            with contextlib.suppress(OSError):
-                self.flush()
-        if overload is None and self._py_func.__name__ in _SLOW_TO_COMPILE:
-            _log.info("compiling the loops of exact search: some seconds, once per installation")
-        return overload
-
-    def save_overload(self, *arguments: Any) -> None:
-        with contextlib.suppress(Exception):
-            super().save_overload(*arguments)
+_HAS_NRT_OPTION = hasattr(getattr(options, "DefaultOptions", None), "_nrt")
 
 
 def compiled(function: Function, *, counted: bool = True) -> Function:
     """Compile a function on its first call.
 
-    The machine code is cached beside the function's file, or in the user's cache folder; if neither
-    can be written, it is compiled again in every process.
+    Numba caches the machine code beside the function's file, or in the user's cache folder; if
+    neither can be written, every process compiles the function again. A change of another file,
+    which the function calls, is not noticed.
 
     Args:
         counted: count references to the arrays of the function.
     """
-    options = {"nogil": True, "boundscheck": False} | ({"_nrt": counted} if _HAS_NRT_OPTION else {})
-    dispatcher: Any = cast(Any, numba.njit)(**options)(function)
-    with contextlib.suppress(Exception):  # private parts of Numba may fail in any way
-        dispatcher._cache = _Cache(function)
-    return cast(Function, dispatcher)
+    flags = {"nogil": True, "boundscheck": False} | ({"_nrt": counted} if _HAS_NRT_OPTION else {})
+    njit: Any = numba.njit
+    try:
+        return cast(Function, njit(cache=True, **flags)(function))
+    except RuntimeError:  # no folder for the cache
+        return cast(Function, njit(**flags)(function))
 
 
 def inner(function: Function) -> Function:
@@ -137,16 +92,7 @@ def emit_scan(
             return builder.load(address, align=1)
 
         def look_up(entries: Any, codewords: Any) -> Any:
-            entries = builder.shuffle_vector(entries, entries, copies)
-            if shuffle:
-                return call(shuffle, entries, codewords)
-            distances = repeated(0)
-            for lane in range(lanes):
-                position = ir.Constant(index, lane)
-                codeword = builder.extract_element(codewords, position)
-                distance = builder.extract_element(entries, codeword)
-                distances = builder.insert_element(distances, distance, position)
-            return distances
+            return call(shuffle, builder.shuffle_vector(entries, entries, copies), codewords)
 
         array = context.make_array(signature.args[0])(context, builder, arguments[0])
         lut = context.make_array(signature.args[2])(context, builder, arguments[2]).data
