@@ -187,7 +187,7 @@ class Embedder(ABC):
                         f"has no code, for {named_rows(batch[ok][~valid])}: leave such rows out"
                     )
                 yield batch[ok], vectors
-                encoding.advance(len(batch))
+                encoding.update(len(batch))
 
     def embed_rows(
         self, dataset: Dataset, rows: NDArray[np.int64], *, queries: bool = False

@@ -133,7 +133,7 @@ def run_experiment(
                 stage(grid.name, len(specs), "run", done=summary.existing) as runs,
             ):
                 for name, failure in results:
-                    runs.advance()
+                    runs.update()
                     if failure:
                         summary.failed[name] = failure
                         log.warning("%s failed: %s", name, failure)

@@ -360,7 +360,7 @@ class RowWriter(Closing):
                 records = np.fromfile(self._file, row, block.stop - block.start)
                 for name in row.names or ():
                     h5[name][block] = records[name]
-                writing_rows.advance(len(records))
+                writing_rows.update(len(records))
 
     def close(self) -> None:
         """Commit the rows, and close the file; unfinished rows are kept for a later run.
