@@ -1,9 +1,9 @@
 """Atomic writing: an output is the old one or the new one, never half of it.
 
-An output is made under a temporary name beside its place (``.tmp-PROCESS-RANDOM.NAME``), synced to
-disk, and renamed. The next command with the same output removes what a killed process left. Two
-commands that write one output do not wait for each other: the last one wins. Only work that can be
-resumed is locked (:func:`unfinished`).
+An output is made under a temporary name beside its place (``.tmp-RANDOM.NAME``), synced to disk,
+and renamed. The next command with the same output removes what a killed process left. Two commands
+that write one output do not wait for each other: the last one wins, and the other may fail. Only
+work that can be resumed is locked (:func:`unfinished`).
 """
 
 from __future__ import annotations
@@ -77,22 +77,18 @@ def check_output(path: str | Path, *, overwrite: bool, folder: bool = False) -> 
         DataError: the parent folder cannot be written, or ``path`` is of the other kind.
     """
     path = Path(path)
+    kind = "folder" if folder else "file"
     if path.name in {"", ".."}:
-        kind = "folder" if folder else "file"
         raise UsageError(f"'{path}' cannot be written: give a name for the {kind}")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(path)
-        if path.exists():
-            if not path.is_dir() and not path.is_file():
-                raise DataError(f"cannot write {path}: it is a device or a pipe: name a file")
-            if not overwrite:
-                raise OutputExistsError(
-                    f"{path} exists already: pass --overwrite to replace it, or another --out"
-                )
-            if path.is_dir() != folder:
-                kind = "file" if folder else "folder"
-                raise DataError(f"cannot write {path}: a {kind} has this name: choose another")
+        if path.exists() and not (path.is_dir() if folder else path.is_file()):
+            raise DataError(f"cannot write {path}: it exists and is not a {kind}: choose another")
+        if path.exists() and not overwrite:
+            raise OutputExistsError(
+                f"{path} exists already: pass --overwrite to replace it, or another --out"
+            )
         if not os.access(path.parent, os.W_OK):
             raise OSError(errno.EACCES, "")
     return path
@@ -110,7 +106,7 @@ def atomic_path(path: str | Path, *, folder: bool = False) -> Iterator[Path]:
         DataError: writing fails (disk full, read-only, no permission); ``path`` is unchanged.
     """
     path = Path(path)
-    temporary = path.with_name(f".tmp-{os.getpid()}-{secrets.token_hex(6)}.{path.name}")
+    temporary = path.with_name(f".tmp-{secrets.token_hex(6)}.{path.name}")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(path)
@@ -129,18 +125,14 @@ def atomic_path(path: str | Path, *, folder: bool = False) -> Iterator[Path]:
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Remove temporary outputs for ``path`` of processes that have ended."""
-    for leftover in path.parent.glob(f".tmp-*-*.{glob.escape(path.name)}"):
-        with contextlib.suppress(ValueError, OverflowError, PermissionError):
-            try:
-                os.kill(int(leftover.name.split("-")[1]), 0)  # does the process exist?
-            except ProcessLookupError:
-                _remove(leftover)
+    """Remove temporary outputs for ``path`` that killed processes have left."""
+    for leftover in path.parent.glob(f".tmp-{'?' * 12}.{glob.escape(path.name)}"):
+        _remove(leftover)
 
 
 def _remove(path: Path) -> None:
     """Remove a file or a folder, if it exists."""
-    if path.is_dir() and not path.is_symlink():
+    if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
