@@ -101,10 +101,7 @@ def emit_scan(
         codes = builder.gep(array.data, [offset])
         start = builder.insert_element(repeated(0), arguments[3], ir.Constant(index, 0))
         start = builder.shuffle_vector(start, start, zeros)
-        # Two sums for each vector of codes, as each addition depends on the one before.
-        sums = [cgutils.alloca_once_value(builder, repeated(0)) for _ in range(2 * BLOCK // lanes)]
-        for total in sums[::2]:
-            builder.store(start, total)
+        sums = [cgutils.alloca_once_value(builder, start) for _ in range(BLOCK // lanes)]
 
         def add_columns(first: Any, last: Any) -> Any:
             """Add the distances of columns ``first:last``, and return the bits so far."""
@@ -115,21 +112,18 @@ def emit_scan(
                     for half in range(2)
                 ]
                 for i, total in enumerate(sums):
-                    row = builder.add(builder.mul(t, number(BLOCK)), number(i // 2 * lanes))
+                    row = builder.add(builder.mul(t, number(BLOCK)), number(i * lanes))
                     pairs = load(codes, row, vector)
                     low, high = builder.and_(pairs, repeated(15)), builder.lshr(pairs, repeated(4))
-                    distances = look_up(tables[i % 2], high if i % 2 else low)
-                    added = call(f"llvm.uadd.sat.v{lanes}i8", builder.load(total), distances)
-                    builder.store(added, total)
+                    for entries, codewords in zip(tables, (low, high), strict=True):
+                        distances = look_up(entries, codewords)
+                        added = call(f"llvm.uadd.sat.v{lanes}i8", builder.load(total), distances)
+                        builder.store(added, total)
             bits = number(0)
-            for i in range(BLOCK // lanes):
-                pair = builder.load(sums[2 * i]), builder.load(sums[2 * i + 1])
-                total = call(f"llvm.uadd.sat.v{lanes}i8", *pair)
-                passed = builder.icmp_unsigned("!=", total, repeated(255))
-                passed = builder.bitcast(passed, ir.IntType(lanes))
-                if lanes < BLOCK:
-                    passed = builder.shl(builder.zext(passed, long), number(lanes * i))
-                bits = builder.or_(bits, passed)
+            for i, total in enumerate(sums):
+                passed = builder.icmp_unsigned("!=", builder.load(total), repeated(255))
+                passed = builder.zext(builder.bitcast(passed, ir.IntType(lanes)), long)
+                bits = builder.or_(bits, builder.shl(passed, number(lanes * i)))
             return bits
 
         bits = cgutils.alloca_once_value(builder, add_columns(arguments[4], arguments[5]))
