@@ -295,10 +295,11 @@ class ChangedItems(ItemSource):
 
     def find(self, name: str) -> list[int]:
         """Return the ids of the items with a name, in ascending order."""
-        changes = dict(self._changes)  # another thread may add changes meanwhile
-        unchanged = [number for number in self.source.find(name) if number not in changes]
-        changed = [number for number, change in changes.items() if change.name == name]
-        return sorted([*unchanged, *changed])
+        # A copy, as another thread may add changes meanwhile.
+        candidates = {*self.source.find(name), *dict(self._changes)}
+        return sorted(
+            number for number in candidates if (self.item(number) or Item({})).name == name
+        )
 
     def rows(self) -> Iterator[Row]:
         """Yield all items as an items file stores them: first those that have not changed."""

@@ -180,13 +180,8 @@ class RowReader(Closing):
             self._stack = stack.pop_all()
 
     def _map(self, name: str) -> NDArray[Any]:
-        array, row = dataset(self._h5, name), self.header.row[name]
-        offset = array.id.get_offset()
-        shape = (self.ntotal, *row.shape)
-        if (array.dtype, array.shape) != (row.base, shape) or offset is None:
-            form = f"{array.dtype} {list(array.shape)}"
-            raise DataError(f"{name!r} is {form}, not {row.base} {list(shape)}: it is damaged")
-        return np.memmap(self.path, row.base, "r", offset, shape)
+        array = dataset(self._h5, name)
+        return np.memmap(self.path, array.dtype, "r", array.id.get_offset(), array.shape)
 
     def texts(self, start: int = 0, stop: int | None = None) -> dict[str, Texts]:
         """Return the columns of texts of rows ``start:stop``, StringDType [n] by name."""
