@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -129,15 +129,13 @@ class Config(_Section):
         """Side in pixels to which images are enlarged where ``network.image_size`` is 0."""
         return SMALLEST_IMAGE if self.class_networks and self.network.weights != "none" else 0
 
-    @property
-    def alpha(self) -> float:
-        """Scale of the soft assignment (eq. 1)."""
-        return 20.0
+    alpha: ClassVar[float] = 20.0
+    """Scale of the soft assignment (eq. 1)."""
 
     @property
     def beta(self) -> float:
-        """Scale of the cosine classifier (eq. 3)."""
-        return CLASS_BETA if self.class_networks else 4.0
+        """Scale of the cosine classifier (eq. 3): that of class networks, or the paper's."""
+        return 20.0 if self.class_networks else 4.0
 
     @property
     def dropout(self) -> float:
@@ -195,8 +193,6 @@ class Config(_Section):
 
 
 _ADAPTER = TypeAdapter(Config)
-CLASS_BETA = 20.0
-"""β of class networks."""
 FINE_TUNING = {"steps": 1000, "batch_labelled": 32, "batch_unlabelled": 64}
 """Settings ``training`` of class-posterior codes over a pretrained network."""
 SMALLEST_IMAGE = 128

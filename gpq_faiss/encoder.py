@@ -7,7 +7,6 @@ folder; an ONNX file does not need it.
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import zipfile
 from abc import ABC, abstractmethod
@@ -18,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field, Json, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import BaseModel, Field, Json, NonNegativeInt, PositiveInt
 
 from .codes.checks import check_vectors, named_rows
 from .codes.encode import encode as encode_vectors
 from .data.base import Dataset, FeatureDataset, Reader
 from .data.images import ENCODED, as_array, resize_square, to_pixels
-from .errors import DataError, MismatchError, UsageError, needs, one_line, optional
+from .errors import DataError, MismatchError, UsageError, needs, optional
 from .inputs import reading
 from .progress import stage
 from .scale import scale_of, scale_warning, typical_scale
@@ -286,6 +285,7 @@ SIDES = {"queries": "query_vectors", "items": "item_vectors"}
 """Side of an exported encoder -> output of its graph."""
 METADATA_FILE = "gpq.json"
 """End of the name of the metadata's member in a PyTorch archive."""
+_EXPECTED = "an encoder of this version of gpq export-encoder"
 
 
 class Metadata(BaseModel):
@@ -326,22 +326,12 @@ def read_encoder_metadata(path: str | Path) -> Metadata:
         UsageError: an ONNX file, but onnxruntime is not installed.
     """
     path = Path(path)
-    with reading(path, "an exported encoder"):
+    with reading(path, _EXPECTED):
         if not zipfile.is_zipfile(path):
-            return _parse(_open_session(path).get_modelmeta().custom_metadata_map, path)
+            return Metadata.model_validate(_open_session(path).get_modelmeta().custom_metadata_map)
         with zipfile.ZipFile(path) as archive:
             names = [name for name in archive.namelist() if name.endswith(f"/{METADATA_FILE}")]
-            with archive.open(names[0] if names else METADATA_FILE) as member:
-                return _parse(json.loads(member.read()), path)
-
-
-def _parse(raw: Any, path: Path) -> Metadata:
-    try:
-        return Metadata.model_validate(raw)
-    except ValidationError as error:
-        raise DataError(
-            f"{path} was not made by this version of gpq export-encoder ({one_line(error)})"
-        ) from None
+            return Metadata.model_validate_json(archive.read(names[0] if names else METADATA_FILE))
 
 
 def _open_session(path: Path) -> Any:
@@ -389,9 +379,9 @@ class OnnxEncoder(Embedder):
             raise UsageError(
                 f"{path} runs on the CPU: leave out --device {device}, or give the model folder"
             )
-        with reading(path, "an exported encoder"):
+        with reading(path, _EXPECTED):
             session = _open_session(path)
-            metadata = _parse(session.get_modelmeta().custom_metadata_map, path)
+            metadata = Metadata.model_validate(session.get_modelmeta().custom_metadata_map)
         return cls(
             path,
             metadata.input_kind,
@@ -419,15 +409,9 @@ class OnnxEncoder(Embedder):
         M, _, d = self.shape
         if not len(values):
             return np.empty((0, M * d), np.float32), np.empty(0, np.bool_)
-        try:
-            (output,) = self.session.run(None, {self.input_kind: graph_input(values)})
-            vectors = np.ascontiguousarray(output, np.float32)
-            # Unit-norm, or nearly zero without direction.
-            norms = np.linalg.norm(vectors.reshape(len(values), M, d), axis=2)
-        except Exception as error:  # onnxruntime's errors have no common base
-            raise DataError(
-                f"{self.source} does not run ({one_line(error)}): export it again"
-            ) from None
+        (vectors,) = self.session.run(None, {self.input_kind: graph_input(values)})
+        # Unit-norm, or nearly zero without direction.
+        norms = np.linalg.norm(vectors.reshape(len(values), M, d), axis=2)
         return vectors, (np.isfinite(norms) & (norms > 0.5)).all(axis=1)
 
 
