@@ -19,7 +19,6 @@ import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import quote
 
 from filelock import FileLock, Timeout
 
@@ -143,10 +142,8 @@ def _connect(path: Path) -> sqlite3.Connection:
     With ``mode=rw`` SQLite rolls back a journal that a killed service left. Files without write
     permission are read all the same.
     """
-    name = f"file:{quote(os.fsencode(path.absolute()))}?mode=rw"
-    return sqlite3.connect(
-        name, timeout=30, isolation_level=None, check_same_thread=False, uri=True
-    )
+    uri = f"{path.absolute().as_uri()}?mode=rw"
+    return sqlite3.connect(uri, timeout=30, isolation_level=None, check_same_thread=False, uri=True)
 
 
 class ChangeWriter(Closing):

@@ -12,14 +12,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import os
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 import numpy as np
 
@@ -185,7 +183,7 @@ class Items(ItemSource):
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         check_file(self.path, _EXPECTED)
-        uri = f"file:{quote(os.fsencode(self.path.absolute()))}?mode=ro"
+        uri = f"{self.path.absolute().as_uri()}?mode=ro"
         with self._explained():
             # SQLite itself lets one thread after the other use a connection.
             self._db = sqlite3.connect(uri, uri=True, check_same_thread=False)
