@@ -126,8 +126,12 @@ class Config(_Section):
 
     @property
     def smallest_image(self) -> int:
-        """Side in pixels to which images are enlarged where ``network.image_size`` is 0."""
-        return SMALLEST_IMAGE if self.class_networks and self.network.weights != "none" else 0
+        """Side in pixels to which images are enlarged where ``network.image_size`` is 0.
+
+        Fine-tuning needs at least 128 pixels: on CIFAR-10, of 32 pixels, mAP is then 0.830 instead
+        of 0.385 (benchmarks/results/finetune.md).
+        """
+        return 128 if self.class_networks and self.network.weights != "none" else 0
 
     alpha: ClassVar[float] = 20.0
     """Scale of the soft assignment (eq. 1)."""
@@ -195,10 +199,6 @@ class Config(_Section):
 _ADAPTER = TypeAdapter(Config)
 FINE_TUNING = {"steps": 1000, "batch_labelled": 32, "batch_unlabelled": 64}
 """Settings ``training`` of class-posterior codes over a pretrained network."""
-SMALLEST_IMAGE = 128
-"""Fine-tuning enlarges images to this many pixels a side: on CIFAR-10, of 32 pixels, mAP is 0.830
-instead of 0.385 (benchmarks/results/finetune.md).
-"""
 
 PRESETS: dict[str, Config] = {
     "paper": Config(),

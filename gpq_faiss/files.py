@@ -26,7 +26,7 @@ from typing import Any, Self
 import platformdirs
 from filelock import FileLock, Timeout
 
-from .errors import BusyError, DataError, OutputExistsError, UsageError, one_line
+from .errors import DataError, OutputExistsError, UsageError, one_line
 from .inputs import reading
 
 _WRITE_ERRORS = {
@@ -170,8 +170,7 @@ def unfinished(folder: Path, out: Path, *, keep: Collection[str]) -> Iterator[No
     it.
 
     Raises:
-        BusyError: another process holds the lock.
-        DataError: the folder cannot be created.
+        DataError: another process holds the lock, or the folder cannot be created.
     """
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -179,7 +178,7 @@ def unfinished(folder: Path, out: Path, *, keep: Collection[str]) -> Iterator[No
         try:
             lock.acquire()
         except Timeout:
-            raise BusyError(f"{out} is being written by another process: wait for it") from None
+            raise DataError(f"{out} is being written by another process: wait for it") from None
     try:
         yield
     finally:

@@ -119,6 +119,7 @@ ENDINGS = {
 """Form of a table by the ending of its file."""
 _PICKLE = "it can run code, so it is not loaded: save arrays as .npy, tables as .parquet"
 _UNPACK = "extract it, and give what is in it"
+_ZIP_STARTS = b"PK\3\4", b"PK\5\6"
 _MAGIC: dict[bytes, tuple[str, str]] = {
     **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), ("csv", "")),
     b"\x93NUMPY": ("npy", ""),
@@ -136,7 +137,7 @@ _MAGIC: dict[bytes, tuple[str, str]] = {
     b"%PDF": ("a PDF", "export its table as CSV"),
     b"\xd0\xcf\x11\xe0": ("an Excel sheet", "save it as CSV"),
     **dict.fromkeys((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"(\xb5/\xfd"), ("compressed", _UNPACK)),
-    **dict.fromkeys((b"PK\3\4", b"PK\5\6"), ("a zip archive", _UNPACK)),
+    **dict.fromkeys(_ZIP_STARTS, ("a zip archive", _UNPACK)),
     **dict.fromkeys((b"Rar!", b"7z\xbc\xaf"), ("an archive", _UNPACK)),
     **dict.fromkeys([bytes((0x80, version)) for version in range(2, 6)], ("a pickle", _PICKLE)),
     **dict.fromkeys(
@@ -186,24 +187,17 @@ def file_form(path: Path, description: str) -> tuple[str, str]:
     with reading(path, description), path.open("rb") as file:
         head = file.read(512)
     ending = path.suffix.lower()
-    is_text = not re.search(rb"[\0-\x08\x0e-\x1f]", head)
-    form, remedy = next(
-        (
-            form_and_remedy
-            for start, form_and_remedy in _MAGIC.items()
-            # Words such as RIFF may begin a text.
-            if head.startswith(start) and not (is_text and start.isalnum())
-        ),
-        (ENDINGS.get(ending, "text"), ""),
-    )
-    if form == "a zip archive":
-        form, remedy = _ZIPS.get(ending, (form, remedy))
+    if not head:
+        return "empty", "make or copy it again"
     if head[6:10] == b'\0\0{"':  # after the length of the header, 8 bytes
-        form, remedy = "a safetensors file", "save its arrays as .npy or .npz"
-    elif head[:1] == b"I" and head[:4].isalnum() and b"\0" in head:
-        form, remedy = "a Faiss index", "save the vectors that it was built from as .npy"
-    elif not head:
-        form, remedy = "empty", "make or copy it again"
-    elif form == "text" and (b"\0" in head or ending in _UNREAD):
-        form, remedy = f"a {ending or 'binary'} file", f"save it as one of {', '.join(ENDINGS)}"
-    return form, remedy
+        return "a safetensors file", "save its arrays as .npy or .npz"
+    if head[:1] == b"I" and head[:4].isalnum() and b"\0" in head:
+        return "a Faiss index", "save the vectors that it was built from as .npy"
+    is_text = not re.search(rb"[\0-\x08\x0e-\x1f]", head)
+    for start, form_and_remedy in _MAGIC.items():
+        # Words such as RIFF may begin a text.
+        if head.startswith(start) and not (is_text and start.isalnum()):
+            return _ZIPS.get(ending, form_and_remedy) if start in _ZIP_STARTS else form_and_remedy
+    if ending not in ENDINGS and (b"\0" in head or ending in _UNREAD):
+        return f"a {ending or 'binary'} file", f"save it as one of {', '.join(ENDINGS)}"
+    return ENDINGS.get(ending, "text"), ""

@@ -8,7 +8,7 @@ from alone import alone
 from kills import every_kill
 
 from gpq_faiss import files
-from gpq_faiss.errors import BusyError, DataError
+from gpq_faiss.errors import DataError
 from gpq_faiss.files import atomic_path, check_output, unfinished, write_text
 
 
@@ -84,7 +84,7 @@ def test_unfinished_work_is_locked(tmp_path):
     partial, out = tmp_path / ".out.partial", tmp_path / "out"
     with unfinished(partial, out, keep=("rows",)):
         second = unfinished(partial, out, keep=())
-        with pytest.raises(BusyError, match="out is being written by another process"), second:
+        with pytest.raises(DataError, match="out is being written by another process"), second:
             raise AssertionError("both have the lock")
         (partial / "other").touch()
     assert names(tmp_path) == [], "nothing in it was worth keeping"

@@ -24,12 +24,10 @@ import numpy as np
 from ..codes.checks import Ids
 from ..errors import DataError, one_line
 from ..files import Closing
-from ..inputs import check_file
 from .changes import Change
 from .hdf5 import Texts, as_texts
 from .rows import RowReader, row_blocks
 
-_EXPECTED = "the names and labels of an index (written by 'gpq index')"
 _SCHEMA = """
 CREATE TABLE items (id INTEGER PRIMARY KEY, name TEXT, labels TEXT, columns TEXT);
 CREATE TABLE about (ntotal INTEGER, crc INTEGER, data TEXT, changes TEXT, number INTEGER);
@@ -182,7 +180,6 @@ class Items(ItemSource):
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        check_file(self.path, _EXPECTED)
         uri = f"{self.path.absolute().as_uri()}?mode=ro"
         with self._explained():
             # SQLite itself lets one thread after the other use a connection.

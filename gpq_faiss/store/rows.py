@@ -37,7 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..codes.bits import check_codes, code_size
-from ..codes.checks import Floats, Ids, check_codebooks, check_vectors
+from ..codes.checks import Floats, Ids, check_vectors
 from ..errors import DataError, MismatchError
 from ..files import (
     Closing,
@@ -83,9 +83,6 @@ class Header:
         class_names: C names; empty if the rows have no labels.
         multi_label: whether an item of the data set may have several labels.
         extra: further JSON values.
-
-    Raises:
-        DataError: the codebooks are invalid.
     """
 
     kind: Kind
@@ -95,9 +92,6 @@ class Header:
     class_names: tuple[str, ...] = ()
     multi_label: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        check_codebooks(self.codebooks, unit=False)
 
     @property
     def width(self) -> int:
