@@ -25,8 +25,6 @@ from .inputs import read_toml as read_input
 
 MAX_SEED = 2**31 - 2
 """The largest seed that Faiss accepts in its trainings."""
-MAX_SIDE = 8192
-"""Largest input side in pixels; 64 Mi pixels is the limit of the image decoders too."""
 
 
 class _Section:
@@ -61,7 +59,7 @@ class NetworkConfig(_Section):
 
     backbone: str = "auto"
     weights: str = "none"
-    image_size: Annotated[int, Ge(0), Le(MAX_SIDE)] = 0
+    image_size: Annotated[int, Ge(0), Le(8192)] = 0  # squared, the limit of image decoders
     hidden: tuple[Positive, ...] = ()
     noise: Weight | Literal["auto"] = 0.0
 
@@ -144,7 +142,8 @@ class Config(_Section):
     @property
     def dropout(self) -> float:
         """Dropout rate of the hidden layers of perceptrons."""
-        return (0.5 if self.class_networks else 0.2) if self.network.noise else 0.0
+        rate = 0.5 if self.class_networks else 0.2
+        return rate if self.network.noise else 0.0
 
     @property
     def schedule(self) -> Literal["step", "cosine"]:
@@ -272,7 +271,8 @@ def updated(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 def _message(error: ValidationError) -> str:
     """Return one line on the first invalid setting: its name, and the values that it may have."""
     errors = error.errors(include_url=False)
-    first, location = errors[0], errors[0]["loc"][:2]
+    first = errors[0]
+    location = first["loc"][:2]
     name = ".".join(map(str, location))
     if first["type"] == "unexpected_keyword_argument":
         section: Any = Config() if len(location) == 1 else getattr(Config(), str(location[0]))
@@ -344,17 +344,16 @@ def validate(config: Config) -> Config:
             f"{config!r} is not a Config: give gpq.preset('recommended'), with .with_settings(...)"
         )
     config = config.with_settings({})
-    if not config.class_networks:
-        if config.method == "gpq-authors" and config.training.batch_unlabelled == 1:
-            raise UsageError(
-                "training.batch_unlabelled = 1: 0 or at least 2 are needed, as one item has no "
-                "batch statistics"
-            )
-    elif config.quantizer.subdim < 3:
+    if config.method == "gpq-authors" and config.training.batch_unlabelled == 1:
+        raise UsageError(
+            "training.batch_unlabelled = 1: 0 or at least 2 are needed, as one item has no "
+            "batch statistics"
+        )
+    if config.class_networks and config.quantizer.subdim < 3:
         raise UsageError(
             f"quantizer.subdim = {config.quantizer.subdim}: at least 3 are needed with "
             f"method = {config.method}"
         )
-    elif not config.loss.lambda1:
+    if config.class_networks and not config.loss.lambda1:
         raise UsageError(f"loss.lambda1 = 0: it must be above 0 with method = {config.method}")
     return config

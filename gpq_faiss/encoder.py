@@ -339,8 +339,11 @@ def _open_session(path: Path) -> Any:
 
     A damaged file raises almost any exception.
     """
-    remedy = "pip install 'gpq-faiss[search]' or 'gpq-faiss[onnx]'"
-    onnxruntime = optional("onnxruntime", f"{path}: ONNX needs the package onnxruntime: {remedy}")
+    onnxruntime = optional(
+        "onnxruntime",
+        f"{path}: ONNX needs the package onnxruntime: pip install 'gpq-faiss[search]' or "
+        "'gpq-faiss[onnx]'",
+    )
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     # From bytes, so that it cannot refer to other files.
@@ -442,5 +445,7 @@ def open_encoder(
     try:
         return Encoder.load(model, device)
     except ModuleNotFoundError as error:
-        remedy = needs(f"the network of {model}", error)
-        raise UsageError(f"{remedy}, or give the network in ONNX (gpq export-encoder)") from None
+        raise UsageError(
+            needs(f"the network of {model}", error)
+            + ", or give the network in ONNX (gpq export-encoder)"
+        ) from None

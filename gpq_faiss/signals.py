@@ -75,9 +75,9 @@ def deferred_signals() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         pending.append(number)
 
-    numbers = signal.SIGINT, *_ENDING
+    usual = signal.SIG_DFL, signal.default_int_handler, _terminate
     try:
-        with _handling(defer, numbers, signal.SIG_DFL, signal.default_int_handler, _terminate):
+        with _handling(defer, (signal.SIGINT, *_ENDING), *usual):
             yield lambda: bool(pending)
     finally:
         if pending:

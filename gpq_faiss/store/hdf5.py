@@ -73,7 +73,8 @@ class Hdf5Array:
     """
 
     def __init__(self, path: str | Path, name: str) -> None:
-        self.path, self.name = Path(path), name
+        self.path = Path(path)
+        self.name = name
         with open_hdf5(self.path) as h5:
             array = dataset(h5, name)
             if array.dtype.kind not in "iufb" or array.ndim == 0:

@@ -225,7 +225,8 @@ class RowItems(ItemSource):
     """Names and labels in the rows of a codes or features file, read by id."""
 
     def __init__(self, reader: RowReader) -> None:
-        self._reader, self.data_fingerprint = reader, reader.header.data_fingerprint
+        self.data_fingerprint = reader.header.data_fingerprint
+        self._reader = reader
         self._order = np.argsort(reader.ids, kind="stable")
 
     def item(self, number: int) -> Item | None:
@@ -274,9 +275,11 @@ class ChangedItems(ItemSource):
     """
 
     def __init__(self, source: ItemSource | None, changes: Mapping[int, Change]) -> None:
-        self.source, self._changes = source or ItemSource(), dict[int, Change]()
+        self.source = source or ItemSource()
+        self._changes: dict[int, Change] = {}
         if isinstance(source, ChangedItems):
-            self.source, self._changes = source.source, source._changes
+            self.source = source.source
+            self._changes = source._changes
         self._changes.update(changes)
         self.data_fingerprint = self.source.data_fingerprint
 
@@ -303,8 +306,7 @@ class ChangedItems(ItemSource):
                 yield row
         for number, change in self._changes.items():
             if change.code is not None and (change.name, change.labels) != (None, None):
-                labels = None if change.labels is None else as_json(sorted(change.labels))
-                yield number, change.name, labels, None
+                yield number, change.name, as_json(change.labels), None
 
     def close(self) -> None:
         """Close the source of the unchanged items."""

@@ -162,7 +162,8 @@ class RowReader(Closing):
                     "encode the data again with this model"
                 )
             self.ntotal = len(dataset(self._h5, "ids"))
-            self.values, self.ids = self._map(header.kind), self._map("ids")
+            self.values = self._map(header.kind)
+            self.ids = self._map("ids")
             self.labels = self._map("labels") if header.class_names else None
             if header.kind == "codes":
                 check_codes(self.values, *header.codebooks.shape[:2], name=str(path))
@@ -231,7 +232,8 @@ class RowWriter(Closing):
     """
 
     def __init__(self, path: str | Path, header: Header, *, overwrite: bool = False) -> None:
-        self.path, self.header = check_output(path, overwrite=overwrite), header
+        self.path = check_output(path, overwrite=overwrite)
+        self.header = header
         self.folder = self.path.with_name(f".{self.path.name}.partial")
         with writing(self.path), contextlib.ExitStack() as stack:
             stack.enter_context(unfinished(self.folder, self.path, keep=(PROGRESS,)))
@@ -239,7 +241,8 @@ class RowWriter(Closing):
             self.rows, self.state = self._read_progress()
             self._file.truncate(self.rows * header.row.itemsize)
             self._stack = stack.pop_all()
-        self._committed, self._last_commit = self.rows, time.monotonic()
+        self._committed = self.rows
+        self._last_commit = time.monotonic()
 
     def _read_progress(self) -> tuple[int, dict[str, Any]]:
         path = self.folder / PROGRESS
@@ -274,15 +277,14 @@ class RowWriter(Closing):
         Raises:
             DataError: values of another width, not finite, or not codes; or the disk is full.
         """
-        header = self.header
         name = f"{self.path} (from row {self.rows:,}): {self.header.kind}"
-        records = np.empty(len(values), header.row)
-        if header.kind == "codes":
-            records["codes"] = check_codes(values, *header.codebooks.shape[:2], name=name)
+        records = np.empty(len(values), self.header.row)
+        if self.header.kind == "codes":
+            records["codes"] = check_codes(values, *self.header.codebooks.shape[:2], name=name)
         else:
-            records["features"] = check_vectors(values, header.width, name=name)
+            records["features"] = check_vectors(values, self.header.width, name=name)
         records["ids"] = ids
-        if header.class_names:
+        if self.header.class_names:
             records["labels"] = labels
         with writing(self.path):
             self._file.write(records.data)
@@ -320,7 +322,6 @@ class RowWriter(Closing):
         if self.rows == 0:
             raise DataError(f"{self.path}: there is no row to write")
         self.commit()
-        header = self.header
         with atomic_path(self.path) as temporary, h5py.File(temporary, "w", locking=False) as h5:
             self._copy_rows(h5)
             if texts:
@@ -328,13 +329,15 @@ class RowWriter(Closing):
                 order = np.argsort(item_ids, kind="stable")
                 positions = order[np.searchsorted(item_ids[order], h5["ids"][()])]
                 for name, column in texts.items():
-                    strings = column[positions].tolist()
-                    h5.create_dataset(f"texts/{name}", data=strings, dtype=h5py.string_dtype())
-            if header.class_names:
-                names = list(header.class_names)
-                h5.create_dataset("class_names", data=names, dtype=h5py.string_dtype())
-            h5.create_dataset("codebooks", data=header.codebooks.astype("<f4"))
-            h5.attrs.update(header.attributes())
+                    h5.create_dataset(
+                        f"texts/{name}", data=column[positions].tolist(), dtype=h5py.string_dtype()
+                    )
+            if self.header.class_names:
+                h5.create_dataset(
+                    "class_names", data=list(self.header.class_names), dtype=h5py.string_dtype()
+                )
+            h5.create_dataset("codebooks", data=self.header.codebooks.astype("<f4"))
+            h5.attrs.update(self.header.attributes())
             h5.attrs["versions"] = json.dumps(versions("numpy", "h5py"))
         (self.folder / PROGRESS).unlink()
         return self.path
