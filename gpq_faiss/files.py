@@ -1,9 +1,9 @@
 """Atomic writing: an output is the old one or the new one, never half of it.
 
 An output is made under a temporary name beside its place (``.tmp-RANDOM.NAME``), synced to disk,
-and renamed. The next command with the same output removes what a killed process left. Two commands
-that write one output do not wait for each other: the last one wins, and the other may fail. Only
-work that can be resumed is locked (:func:`unfinished`).
+and renamed. The next command that writes it removes what a killed process left. Two commands that
+write one output do not wait for each other: the last one wins, and the other may fail. Only work
+that can be resumed is locked (:func:`unfinished`).
 """
 
 from __future__ import annotations
@@ -82,7 +82,6 @@ def check_output(path: str | Path, *, overwrite: bool, folder: bool = False) -> 
         raise UsageError(f"'{path}' cannot be written: give a name for the {kind}")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(path)
         if path.exists() and not (path.is_dir() if folder else path.is_file()):
             raise DataError(f"cannot write {path}: it exists and is not a {kind}: choose another")
         if path.exists() and not overwrite:
@@ -98,6 +97,8 @@ def check_output(path: str | Path, *, overwrite: bool, folder: bool = False) -> 
 def atomic_path(path: str | Path, *, folder: bool = False) -> Iterator[Path]:
     """Yield a temporary path that replaces ``path`` if the block succeeds, else is removed.
 
+    Temporary paths that killed processes have left are removed first.
+
     Args:
         path: a file, or a folder; its parent folder is created if missing.
         folder: whether to make a folder; the temporary file or folder exists when the block begins.
@@ -109,7 +110,8 @@ def atomic_path(path: str | Path, *, folder: bool = False) -> Iterator[Path]:
     temporary = path.with_name(f".tmp-{secrets.token_hex(6)}.{path.name}")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(path)
+        for leftover in path.parent.glob(f".tmp-{'?' * 12}.{glob.escape(path.name)}"):
+            _remove(leftover)
         try:
             if folder:
                 temporary.mkdir()
@@ -122,12 +124,6 @@ def atomic_path(path: str | Path, *, folder: bool = False) -> Iterator[Path]:
             fsync(path.parent)
         finally:
             _remove(temporary)
-
-
-def _remove_leftovers(path: Path) -> None:
-    """Remove temporary outputs for ``path`` that killed processes have left."""
-    for leftover in path.parent.glob(f".tmp-{'?' * 12}.{glob.escape(path.name)}"):
-        _remove(leftover)
 
 
 def _remove(path: Path) -> None:
