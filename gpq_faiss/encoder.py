@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 _warn_once = functools.lru_cache(256)(log.warning)
 
 Vectors = tuple[NDArray[np.float32], NDArray[np.bool_]]
+"""Vectors float32 [n, M·d], and a mask bool [n] of the items that have a code."""
 
 
 # Items in memory ----------------------------------------------------------------------------------
@@ -62,11 +63,13 @@ def to_images(values: Any, size: int) -> NDArray[np.uint8]:
 
 
 def to_vectors(values: Any, width: int) -> NDArray[np.float32]:
-    """Return vectors float32 [n, width] of one or several vectors, an array or a tensor. Raises
-    DataError: not numbers, or of another width.
+    """Return one or several vectors, in an array, a list or a tensor, as float32 [n, width].
+
+    Raises:
+        DataError: they are not numbers, or have another width.
     """
     array = as_array(values, "items to embed")
-    return np.require(  # writeable, as torch requires
+    return np.require(  # torch warns of arrays that cannot be written
         check_vectors(np.atleast_2d(array), width, name="items to embed", finite=False),
         requirements="W",
     )
@@ -85,7 +88,7 @@ class Embedder(ABC):
         input_width: width of input features (0 for images).
         image_size: side of input images in pixels (0 for features).
         shape: M, K and d of the codebooks.
-        fingerprint: hash of weights and codebooks, stored in features, codes and indexes.
+        fingerprint: hash of weights and codebooks, which files of features and codes record.
         codebooks_fingerprint: hash of the codebooks; an index must have the same.
         scale: typical scale of the training's vectors (:func:`.scale.scale_of`); empty if unknown.
     """
@@ -110,7 +113,8 @@ class Embedder(ABC):
         """Default number of items per batch."""
 
     @abstractmethod
-    def _vectors(self, values: NDArray[Any], queries: bool) -> Vectors: ...
+    def _vectors(self, values: NDArray[Any], queries: bool) -> Vectors:
+        """Run the network on float32 [n, width] or uint8 [n, 3, size, size]; see :meth:`embed`."""
 
     def embed(self, values: Any, *, queries: bool = False) -> Vectors:
         """Compute vectors float32 [n, M·d] of items in memory.
@@ -231,14 +235,14 @@ class Encoder(Embedder):
             model.network.to(memory_format=torch.channels_last)
         M, K, d = model.codebooks.shape
         return cls(
-            model.folder,
-            input_["kind"],
-            input_.get("width", 0),
-            input_.get("image_size", 0),
-            (M, K, d),
-            model.model_fingerprint,
-            model.codebooks_fingerprint,
-            model.description["data"].get("scale", {}),
+            source=model.folder,
+            input_kind=input_["kind"],
+            input_width=input_.get("width", 0),
+            image_size=input_.get("image_size", 0),
+            shape=(M, K, d),
+            fingerprint=model.model_fingerprint,
+            codebooks_fingerprint=model.codebooks_fingerprint,
+            scale=model.description["data"].get("scale", {}),
             model=model,
             device=torch_device,
             amp=amp,
@@ -386,14 +390,14 @@ class OnnxEncoder(Embedder):
             session = _open_session(path)
             metadata = Metadata.model_validate(session.get_modelmeta().custom_metadata_map)
         return cls(
-            path,
-            metadata.input_kind,
-            metadata.input_width,
-            metadata.image_size,
-            (metadata.codebooks, metadata.codewords, metadata.subdim),
-            metadata.model_fingerprint,
-            metadata.codebooks_fingerprint,
-            metadata.scale,
+            source=path,
+            input_kind=metadata.input_kind,
+            input_width=metadata.input_width,
+            image_size=metadata.image_size,
+            shape=(metadata.codebooks, metadata.codewords, metadata.subdim),
+            fingerprint=metadata.model_fingerprint,
+            codebooks_fingerprint=metadata.codebooks_fingerprint,
+            scale=metadata.scale,
             side=metadata.side,
             session=session,
         )
