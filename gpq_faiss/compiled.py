@@ -24,7 +24,10 @@ SHUFFLES = (
     ("aarch64", 16, "llvm.aarch64.neon.tbl1.v16i8"),
     ("arm64", 16, "llvm.aarch64.neon.tbl1.v16i8"),
 )
-"""Processor feature or architecture, number of bytes looked up at once, and instruction."""
+"""Processor feature or architecture, number of bytes looked up at once, and instruction.
+
+The first one that a processor has is used.
+"""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _HAS_NRT_OPTION = hasattr(getattr(options, "DefaultOptions", None), "_nrt")
@@ -40,11 +43,13 @@ def compiled(function: Function, *, counted: bool = True) -> Function:
     Args:
         counted: count references to the arrays of the function.
     """
-    flags = {"nogil": True, "boundscheck": False} | ({"_nrt": counted} if _HAS_NRT_OPTION else {})
+    flags = {"nogil": True, "boundscheck": False}
+    if _HAS_NRT_OPTION:
+        flags["_nrt"] = counted
     njit: Any = numba.njit
     try:
         return cast(Function, njit(cache=True, **flags)(function))
-    except RuntimeError:  # no folder for the cache
+    except RuntimeError:  # no folder for the cache can be written
         return cast(Function, njit(**flags)(function))
 
 

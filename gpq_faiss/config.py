@@ -181,11 +181,11 @@ class Config(_Section):
         network = changes.get("network")
         weights = network.get("weights", "none") if isinstance(network, Mapping) else "none"
         if self.class_networks and self.network.weights == "none" and weights != "none":
-            usual = vars(preset(self.preset).training)
+            defaults = vars(preset(self.preset).training)
             values["training"] |= {
                 name: value
                 for name, value in FINE_TUNING.items()
-                if values["training"][name] == usual[name]
+                if values["training"][name] == defaults[name]
             }
         try:
             # From JSON, pydantic converts a list to a tuple and an object to a section, and nothing
@@ -298,6 +298,7 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     for text in texts:
         name, _, value = text.partition("=")
+        # The preset is chosen by an option of its own.
         if not re.fullmatch(r"\s*(?!preset\s*=)\w+(\.[\w-]+)*\s*=.*", text):
             raise UsageError(
                 f"--set {text}: write SECTION.KEY=VALUE, as in --set training.steps=400"

@@ -141,6 +141,7 @@ def as_json(value: Any) -> str | None:
 
 
 def _parse(row: Row) -> Item:
+    """Return an item of its values as they are stored."""
     _, name, labels, columns = row
     texts = {} if columns is None else json.loads(columns)
     if name is not None:
@@ -270,8 +271,8 @@ class RowItems(ItemSource):
 class ChangedItems(ItemSource):
     """Names and labels of items, some of which have changed since their index was written.
 
-    The name and labels of a changed item come from its change alone. A source made from another
-    one shares its changes.
+    The name and labels of a changed item come from its change alone. A source that is made from
+    another one of this class shares its changes: the other one has the new changes, too.
     """
 
     def __init__(self, source: ItemSource | None, changes: Mapping[int, Change]) -> None:

@@ -175,6 +175,7 @@ class RowReader(Closing):
             self._stack = stack.pop_all()
 
     def _map(self, name: str) -> NDArray[Any]:
+        """Map a dataset into memory; one that is not contiguous is a TypeError."""
         array = dataset(self._h5, name)
         return np.memmap(self.path, array.dtype, "r", array.id.get_offset(), array.shape)
 
@@ -191,6 +192,11 @@ class RowReader(Closing):
 
 
 def _read_header(h5: Any) -> Header:
+    """Read the header of an open file.
+
+    Raises:
+        DataError: the file does not hold features or codes, or has another format.
+    """
     attributes = dict(h5.attrs)
     if attributes.get("kind") not in ("features", "codes"):
         raise DataError(f"it is not {_EXPECTED}")
@@ -245,6 +251,7 @@ class RowWriter(Closing):
         self._last_commit = time.monotonic()
 
     def _read_progress(self) -> tuple[int, dict[str, Any]]:
+        """Return the number of rows that an interrupted run has committed, and its state."""
         path = self.folder / PROGRESS
         if not path.exists():
             return 0, {}
@@ -343,6 +350,7 @@ class RowWriter(Closing):
         return self.path
 
     def _copy_rows(self, h5: h5py.File) -> None:
+        """Copy the unfinished rows into the datasets of a file."""
         row = self.header.row
         for name in row.names or ():
             h5.create_dataset(name, (self.rows, *row[name].shape), row[name].base)
