@@ -112,16 +112,27 @@ def check_memory(
 # Forms of files ----------------------------------------------------------------------------------
 
 ENDINGS = {
-    **{".npy": "npy", ".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5", ".parquet": "parquet"},
-    **{".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".csv": "csv", ".tsv": "csv"},
-    **{".jsonl": "json", ".ndjson": "json", ".json": "JSON of records"},
+    ".npy": "npy",
+    ".npz": "npz",
+    ".h5": "hdf5",
+    ".hdf5": "hdf5",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".json": "JSON of records",
 }
 """Form of a table by the ending of its file."""
 _PICKLE = "it can run code, so it is not loaded: save arrays as .npy, tables as .parquet"
 _UNPACK = "extract it, and give what is in it"
 _ZIP_STARTS = b"PK\3\4", b"PK\5\6"
 _MAGIC: dict[bytes, tuple[str, str]] = {
-    **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), ("csv", "")),
+    codecs.BOM_UTF16_LE: ("csv", ""),
+    codecs.BOM_UTF16_BE: ("csv", ""),
     b"\x93NUMPY": ("npy", ""),
     b"\x89HDF": ("hdf5", ""),
     b"PAR1": ("parquet", ""),
@@ -146,14 +157,25 @@ _MAGIC: dict[bytes, tuple[str, str]] = {
     ),
 }
 """First bytes of files -> their form; forms that are not read have a remedy."""
-_UNREAD = (
-    *(".yaml", ".yml", ".xml", ".pkl", ".pickle", ".mat", ".xls", ".orc"),
-    *(".fvecs", ".bvecs", ".fbin"),
-)
+_UNREAD = {
+    ".yaml",
+    ".yml",
+    ".xml",
+    ".pkl",
+    ".pickle",
+    ".mat",
+    ".xls",
+    ".orc",
+    ".fvecs",
+    ".bvecs",
+    ".fbin",
+}
 """Endings of forms that are not read."""
 _ZIPS = {
-    **{".npz": ("npz", ""), ".xlsx": ("an Excel sheet", "save it as CSV")},
-    **dict.fromkeys((".pt", ".pth"), ("a PyTorch file", _PICKLE)),
+    ".npz": ("npz", ""),
+    ".xlsx": ("an Excel sheet", "save it as CSV"),
+    ".pt": ("a PyTorch file", _PICKLE),
+    ".pth": ("a PyTorch file", _PICKLE),
 }
 """Zip archives by the endings of their files -> form and remedy."""
 
