@@ -1,5 +1,6 @@
 """Settings of all tests, and the products that tests of several rooms share."""
 
+import contextlib
 import functools
 import os
 import shutil
@@ -57,10 +58,9 @@ class _SharedCache(dispatcher.FunctionCache):
         return overload
 
     def save_overload(self, *arguments: Any) -> None:
-        try:
+        with contextlib.suppress(OSError):  # of tests that limit the size of files
             super().save_overload(*arguments)
-        finally:
-            _lock(self._py_func.__qualname__).release()
+        _lock(self._py_func.__qualname__).release()
 
 
 dispatcher.FunctionCache = _SharedCache
