@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import signal
 import sys
 import warnings
 from contextlib import suppress
@@ -56,7 +57,7 @@ class Commands(click.Group):
                     f"{reason}: run the same command again to continue "
                     "(for gpq train, add --resume)"
                 )
-            ctx.exit(128 + getattr(error, "number", 2))
+            ctx.exit(128 + signal.Signals.__members__.get(str(error), signal.SIGINT))
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run ``gpq`` as click does, with the errors of the package as one line on stderr.

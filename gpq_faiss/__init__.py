@@ -36,8 +36,7 @@ def __getattr__(name: str) -> Any:
     try:
         value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     except ModuleNotFoundError as error:
-        remedy = needs(f"{__name__}.{name}", error)
-        raise ModuleNotFoundError(remedy, name=error.name) from None
+        raise ModuleNotFoundError(needs(f"{__name__}.{name}", error), name=error.name) from None
     globals()[name] = value
     return value
 

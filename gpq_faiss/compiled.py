@@ -1,96 +1,56 @@
-"""Loops compiled by Numba, kept in its cache, and SIMD instructions.
+"""Loops compiled by Numba, which caches them, and SIMD instructions.
 
-Only this file uses private parts of Numba: ``FunctionCache``, ``DefaultOptions._nrt``, ``cgutils``,
-``make_array`` and ``magic_tuple``, tried with 0.61 to 0.68. Without them loops are compiled in each
-process, threads are somewhat slower, and a plain loop scans the codes.
+Only this file uses private parts of Numba: ``DefaultOptions._nrt``, ``cgutils``, ``make_array`` and
+``magic_tuple``, tried with 0.61 to 0.68. Without them threads are somewhat slower, and a plain loop
+scans the codes.
 """
 
 from __future__ import annotations
 
-import contextlib
-import inspect
-import logging
-import sys
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
 from llvmlite import ir
 from numba import types
-
-from .files import fingerprint
-
-FunctionCache: Any = object
-_HAS_NRT_OPTION = False
-with contextlib.suppress(ImportError):
-    from numba.core.caching import FunctionCache
-with contextlib.suppress(ImportError):
-    from numba.core.options import DefaultOptions
-
-    _HAS_NRT_OPTION = hasattr(DefaultOptions, "_nrt")
+from numba.core import options
 
 BLOCK = 64
 """Number of codes in a block."""
-SHUFFLES: tuple[tuple[str, int, str | None], ...] = (
+SHUFFLES = (
     ("+avx512bw", 64, "llvm.x86.avx512.pshuf.b.512"),
     ("+avx2", 32, "llvm.x86.avx2.pshuf.b"),
     ("+ssse3", 16, "llvm.x86.ssse3.pshuf.b.128"),
     ("aarch64", 16, "llvm.aarch64.neon.tbl1.v16i8"),
     ("arm64", 16, "llvm.aarch64.neon.tbl1.v16i8"),
-    ("", 16, None),  # any other processor
 )
-"""Processor feature or architecture, number of bytes looked up at once, and instruction."""
+"""Processor feature or architecture, number of bytes looked up at once, and instruction.
 
-_log = logging.getLogger(__name__)
+The first one that a processor has is used.
+"""
+
 Function = TypeVar("Function", bound=Callable[..., Any])
-_SLOW_TO_COMPILE = ("search", "search_together")  # the loops of exact search: some seconds
-
-
-class _Cache(FunctionCache):  # type: ignore[misc]
-    """A file cache of compiled code that never fails.
-
-    Files that cannot be read are compiled again; code that cannot be written is not kept.
-    """
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__(function)
-        # Numba looks for changes only in the file of a loop, but functions that the loop calls are
-        # compiled with it.
-        names = {str(getattr(value, "__module__", "")) for value in function.__globals__.values()}
-        ours = sorted(name for name in names if name.partition(".")[0] == __package__)
-        sources = [inspect.getsource(sys.modules[name]) for name in ours]
-        self._cache_file._source_stamp = self._cache_file._source_stamp, fingerprint(*sources)
-
-    def load_overload(self, *arguments: Any) -> Any:
-        overload = None
-        try:
-            overload = super().load_overload(*arguments)
-        except Exception:  # damaged files raise any error
-            with contextlib.suppress(OSError):
-                self.flush()
-        if overload is None and self._py_func.__name__ in _SLOW_TO_COMPILE:
-            _log.info("compiling the loops of exact search: some seconds, once per installation")
-        return overload
-
-    def save_overload(self, *arguments: Any) -> None:
-        with contextlib.suppress(Exception):
-            super().save_overload(*arguments)
+_HAS_NRT_OPTION = hasattr(getattr(options, "DefaultOptions", None), "_nrt")
 
 
 def compiled(function: Function, *, counted: bool = True) -> Function:
     """Compile a function on its first call.
 
-    The machine code is cached beside the function's file, or in the user's cache folder; if neither
-    can be written, it is compiled again in every process.
+    Numba caches the machine code beside the function's file, or in the user's cache folder; if
+    neither can be written, every process compiles the function again. A change of another file,
+    which the function calls, is not noticed.
 
     Args:
         counted: count references to the arrays of the function.
     """
-    options = {"nogil": True, "boundscheck": False} | ({"_nrt": counted} if _HAS_NRT_OPTION else {})
-    dispatcher: Any = cast(Any, numba.njit)(**options)(function)
-    with contextlib.suppress(Exception):  # private parts of Numba may fail in any way
-        dispatcher._cache = _Cache(function)
-    return cast(Function, dispatcher)
+    flags = {"nogil": True, "boundscheck": False}
+    if _HAS_NRT_OPTION:
+        flags["_nrt"] = counted
+    njit: Any = numba.njit
+    try:
+        return cast(Function, njit(cache=True, **flags)(function))
+    except RuntimeError:  # no folder for the cache can be written
+        return cast(Function, njit(**flags)(function))
 
 
 def inner(function: Function) -> Function:
@@ -137,16 +97,7 @@ def emit_scan(
             return builder.load(address, align=1)
 
         def look_up(entries: Any, codewords: Any) -> Any:
-            entries = builder.shuffle_vector(entries, entries, copies)
-            if shuffle:
-                return call(shuffle, entries, codewords)
-            distances = repeated(0)
-            for lane in range(lanes):
-                position = ir.Constant(index, lane)
-                codeword = builder.extract_element(codewords, position)
-                distance = builder.extract_element(entries, codeword)
-                distances = builder.insert_element(distances, distance, position)
-            return distances
+            return call(shuffle, builder.shuffle_vector(entries, entries, copies), codewords)
 
         array = context.make_array(signature.args[0])(context, builder, arguments[0])
         lut = context.make_array(signature.args[2])(context, builder, arguments[2]).data
@@ -155,10 +106,7 @@ def emit_scan(
         codes = builder.gep(array.data, [offset])
         start = builder.insert_element(repeated(0), arguments[3], ir.Constant(index, 0))
         start = builder.shuffle_vector(start, start, zeros)
-        # Two sums for each vector of codes, as each addition depends on the one before.
-        sums = [cgutils.alloca_once_value(builder, repeated(0)) for _ in range(2 * BLOCK // lanes)]
-        for total in sums[::2]:
-            builder.store(start, total)
+        sums = [cgutils.alloca_once_value(builder, start) for _ in range(BLOCK // lanes)]
 
         def add_columns(first: Any, last: Any) -> Any:
             """Add the distances of columns ``first:last``, and return the bits so far."""
@@ -169,21 +117,18 @@ def emit_scan(
                     for half in range(2)
                 ]
                 for i, total in enumerate(sums):
-                    row = builder.add(builder.mul(t, number(BLOCK)), number(i // 2 * lanes))
+                    row = builder.add(builder.mul(t, number(BLOCK)), number(i * lanes))
                     pairs = load(codes, row, vector)
                     low, high = builder.and_(pairs, repeated(15)), builder.lshr(pairs, repeated(4))
-                    distances = look_up(tables[i % 2], high if i % 2 else low)
-                    added = call(f"llvm.uadd.sat.v{lanes}i8", builder.load(total), distances)
-                    builder.store(added, total)
+                    for entries, codewords in zip(tables, (low, high), strict=True):
+                        distances = look_up(entries, codewords)
+                        added = call(f"llvm.uadd.sat.v{lanes}i8", builder.load(total), distances)
+                        builder.store(added, total)
             bits = number(0)
-            for i in range(BLOCK // lanes):
-                pair = builder.load(sums[2 * i]), builder.load(sums[2 * i + 1])
-                total = call(f"llvm.uadd.sat.v{lanes}i8", *pair)
-                passed = builder.icmp_unsigned("!=", total, repeated(255))
-                passed = builder.bitcast(passed, ir.IntType(lanes))
-                if lanes < BLOCK:
-                    passed = builder.shl(builder.zext(passed, long), number(lanes * i))
-                bits = builder.or_(bits, passed)
+            for i, total in enumerate(sums):
+                passed = builder.icmp_unsigned("!=", builder.load(total), repeated(255))
+                passed = builder.zext(builder.bitcast(passed, ir.IntType(lanes)), long)
+                bits = builder.or_(bits, builder.shl(passed, number(lanes * i)))
             return bits
 
         bits = cgutils.alloca_once_value(builder, add_columns(arguments[4], arguments[5]))

@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -25,8 +25,6 @@ from .inputs import read_toml as read_input
 
 MAX_SEED = 2**31 - 2
 """The largest seed that Faiss accepts in its trainings."""
-MAX_SIDE = 8192
-"""Largest input side in pixels; 64 Mi pixels is the limit of the image decoders too."""
 
 
 class _Section:
@@ -61,7 +59,7 @@ class NetworkConfig(_Section):
 
     backbone: str = "auto"
     weights: str = "none"
-    image_size: Annotated[int, Ge(0), Le(MAX_SIDE)] = 0
+    image_size: Annotated[int, Ge(0), Le(8192)] = 0  # squared, the limit of image decoders
     hidden: tuple[Positive, ...] = ()
     noise: Weight | Literal["auto"] = 0.0
 
@@ -126,23 +124,26 @@ class Config(_Section):
 
     @property
     def smallest_image(self) -> int:
-        """Side in pixels to which images are enlarged where ``network.image_size`` is 0."""
-        return SMALLEST_IMAGE if self.class_networks and self.network.weights != "none" else 0
+        """Side in pixels to which images are enlarged where ``network.image_size`` is 0.
 
-    @property
-    def alpha(self) -> float:
-        """Scale of the soft assignment (eq. 1)."""
-        return 20.0
+        Fine-tuning needs at least 128 pixels: on CIFAR-10, of 32 pixels, mAP is then 0.830 instead
+        of 0.385 (benchmarks/results/finetune.md).
+        """
+        return 128 if self.class_networks and self.network.weights != "none" else 0
+
+    alpha: ClassVar[float] = 20.0
+    """Scale of the soft assignment (eq. 1)."""
 
     @property
     def beta(self) -> float:
-        """Scale of the cosine classifier (eq. 3)."""
-        return CLASS_BETA if self.class_networks else 4.0
+        """Scale of the cosine classifier (eq. 3): that of class networks, or the paper's."""
+        return 20.0 if self.class_networks else 4.0
 
     @property
     def dropout(self) -> float:
         """Dropout rate of the hidden layers of perceptrons."""
-        return (0.5 if self.class_networks else 0.2) if self.network.noise else 0.0
+        rate = 0.5 if self.class_networks else 0.2
+        return rate if self.network.noise else 0.0
 
     @property
     def schedule(self) -> Literal["step", "cosine"]:
@@ -180,11 +181,11 @@ class Config(_Section):
         network = changes.get("network")
         weights = network.get("weights", "none") if isinstance(network, Mapping) else "none"
         if self.class_networks and self.network.weights == "none" and weights != "none":
-            usual = vars(preset(self.preset).training)
+            defaults = vars(preset(self.preset).training)
             values["training"] |= {
                 name: value
                 for name, value in FINE_TUNING.items()
-                if values["training"][name] == usual[name]
+                if values["training"][name] == defaults[name]
             }
         try:
             # From JSON, pydantic converts a list to a tuple and an object to a section, and nothing
@@ -195,14 +196,8 @@ class Config(_Section):
 
 
 _ADAPTER = TypeAdapter(Config)
-CLASS_BETA = 20.0
-"""β of class networks."""
 FINE_TUNING = {"steps": 1000, "batch_labelled": 32, "batch_unlabelled": 64}
 """Settings ``training`` of class-posterior codes over a pretrained network."""
-SMALLEST_IMAGE = 128
-"""Fine-tuning enlarges images to this many pixels a side: on CIFAR-10, of 32 pixels, mAP is 0.830
-instead of 0.385 (benchmarks/results/finetune.md).
-"""
 
 PRESETS: dict[str, Config] = {
     "paper": Config(),
@@ -276,7 +271,8 @@ def updated(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 def _message(error: ValidationError) -> str:
     """Return one line on the first invalid setting: its name, and the values that it may have."""
     errors = error.errors(include_url=False)
-    first, location = errors[0], errors[0]["loc"][:2]
+    first = errors[0]
+    location = first["loc"][:2]
     name = ".".join(map(str, location))
     if first["type"] == "unexpected_keyword_argument":
         section: Any = Config() if len(location) == 1 else getattr(Config(), str(location[0]))
@@ -302,6 +298,7 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     for text in texts:
         name, _, value = text.partition("=")
+        # The preset is chosen by an option of its own.
         if not re.fullmatch(r"\s*(?!preset\s*=)\w+(\.[\w-]+)*\s*=.*", text):
             raise UsageError(
                 f"--set {text}: write SECTION.KEY=VALUE, as in --set training.steps=400"
@@ -348,17 +345,16 @@ def validate(config: Config) -> Config:
             f"{config!r} is not a Config: give gpq.preset('recommended'), with .with_settings(...)"
         )
     config = config.with_settings({})
-    if not config.class_networks:
-        if config.method == "gpq-authors" and config.training.batch_unlabelled == 1:
-            raise UsageError(
-                "training.batch_unlabelled = 1: 0 or at least 2 are needed, as one item has no "
-                "batch statistics"
-            )
-    elif config.quantizer.subdim < 3:
+    if config.method == "gpq-authors" and config.training.batch_unlabelled == 1:
+        raise UsageError(
+            "training.batch_unlabelled = 1: 0 or at least 2 are needed, as one item has no "
+            "batch statistics"
+        )
+    if config.class_networks and config.quantizer.subdim < 3:
         raise UsageError(
             f"quantizer.subdim = {config.quantizer.subdim}: at least 3 are needed with "
             f"method = {config.method}"
         )
-    elif not config.loss.lambda1:
+    if config.class_networks and not config.loss.lambda1:
         raise UsageError(f"loss.lambda1 = 0: it must be above 0 with method = {config.method}")
     return config

@@ -7,7 +7,6 @@ folder; an ONNX file does not need it.
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import zipfile
 from abc import ABC, abstractmethod
@@ -18,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field, Json, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import BaseModel, Field, Json, NonNegativeInt, PositiveInt
 
 from .codes.checks import check_vectors, named_rows
 from .codes.encode import encode as encode_vectors
 from .data.base import Dataset, FeatureDataset, Reader
 from .data.images import ENCODED, as_array, resize_square, to_pixels
-from .errors import DataError, MismatchError, UsageError, needs, one_line, optional
+from .errors import DataError, MismatchError, UsageError, needs, optional
 from .inputs import reading
 from .progress import stage
 from .scale import scale_of, scale_warning, typical_scale
@@ -39,6 +38,7 @@ log = logging.getLogger(__name__)
 _warn_once = functools.lru_cache(256)(log.warning)
 
 Vectors = tuple[NDArray[np.float32], NDArray[np.bool_]]
+"""Vectors float32 [n, M·d], and a mask bool [n] of the items that have a code."""
 
 
 # Items in memory ----------------------------------------------------------------------------------
@@ -63,11 +63,13 @@ def to_images(values: Any, size: int) -> NDArray[np.uint8]:
 
 
 def to_vectors(values: Any, width: int) -> NDArray[np.float32]:
-    """Return vectors float32 [n, width] of one or several vectors, an array or a tensor. Raises
-    DataError: not numbers, or of another width.
+    """Return one or several vectors, in an array, a list or a tensor, as float32 [n, width].
+
+    Raises:
+        DataError: they are not numbers, or have another width.
     """
     array = as_array(values, "items to embed")
-    return np.require(  # writeable, as torch requires
+    return np.require(  # torch warns of arrays that cannot be written
         check_vectors(np.atleast_2d(array), width, name="items to embed", finite=False),
         requirements="W",
     )
@@ -86,7 +88,7 @@ class Embedder(ABC):
         input_width: width of input features (0 for images).
         image_size: side of input images in pixels (0 for features).
         shape: M, K and d of the codebooks.
-        fingerprint: hash of weights and codebooks, stored in features, codes and indexes.
+        fingerprint: hash of weights and codebooks, which files of features and codes record.
         codebooks_fingerprint: hash of the codebooks; an index must have the same.
         scale: typical scale of the training's vectors (:func:`.scale.scale_of`); empty if unknown.
     """
@@ -111,7 +113,8 @@ class Embedder(ABC):
         """Default number of items per batch."""
 
     @abstractmethod
-    def _vectors(self, values: NDArray[Any], queries: bool) -> Vectors: ...
+    def _vectors(self, values: NDArray[Any], queries: bool) -> Vectors:
+        """Run the network on float32 [n, width] or uint8 [n, 3, size, size]; see :meth:`embed`."""
 
     def embed(self, values: Any, *, queries: bool = False) -> Vectors:
         """Compute vectors float32 [n, M·d] of items in memory.
@@ -187,7 +190,7 @@ class Embedder(ABC):
                         f"has no code, for {named_rows(batch[ok][~valid])}: leave such rows out"
                     )
                 yield batch[ok], vectors
-                encoding.advance(len(batch))
+                encoding.update(len(batch))
 
     def embed_rows(
         self, dataset: Dataset, rows: NDArray[np.int64], *, queries: bool = False
@@ -232,14 +235,14 @@ class Encoder(Embedder):
             model.network.to(memory_format=torch.channels_last)
         M, K, d = model.codebooks.shape
         return cls(
-            model.folder,
-            input_["kind"],
-            input_.get("width", 0),
-            input_.get("image_size", 0),
-            (M, K, d),
-            model.model_fingerprint,
-            model.codebooks_fingerprint,
-            model.description["data"].get("scale", {}),
+            source=model.folder,
+            input_kind=input_["kind"],
+            input_width=input_.get("width", 0),
+            image_size=input_.get("image_size", 0),
+            shape=(M, K, d),
+            fingerprint=model.model_fingerprint,
+            codebooks_fingerprint=model.codebooks_fingerprint,
+            scale=model.description["data"].get("scale", {}),
             model=model,
             device=torch_device,
             amp=amp,
@@ -286,6 +289,7 @@ SIDES = {"queries": "query_vectors", "items": "item_vectors"}
 """Side of an exported encoder -> output of its graph."""
 METADATA_FILE = "gpq.json"
 """End of the name of the metadata's member in a PyTorch archive."""
+_EXPECTED = "an encoder of this version of gpq export-encoder"
 
 
 class Metadata(BaseModel):
@@ -326,22 +330,12 @@ def read_encoder_metadata(path: str | Path) -> Metadata:
         UsageError: an ONNX file, but onnxruntime is not installed.
     """
     path = Path(path)
-    with reading(path, "an exported encoder"):
+    with reading(path, _EXPECTED):
         if not zipfile.is_zipfile(path):
-            return _parse(_open_session(path).get_modelmeta().custom_metadata_map, path)
+            return Metadata.model_validate(_open_session(path).get_modelmeta().custom_metadata_map)
         with zipfile.ZipFile(path) as archive:
             names = [name for name in archive.namelist() if name.endswith(f"/{METADATA_FILE}")]
-            with archive.open(names[0] if names else METADATA_FILE) as member:
-                return _parse(json.loads(member.read()), path)
-
-
-def _parse(raw: Any, path: Path) -> Metadata:
-    try:
-        return Metadata.model_validate(raw)
-    except ValidationError as error:
-        raise DataError(
-            f"{path} was not made by this version of gpq export-encoder ({one_line(error)})"
-        ) from None
+            return Metadata.model_validate_json(archive.read(names[0] if names else METADATA_FILE))
 
 
 def _open_session(path: Path) -> Any:
@@ -349,8 +343,11 @@ def _open_session(path: Path) -> Any:
 
     A damaged file raises almost any exception.
     """
-    remedy = "pip install 'gpq-faiss[search]' or 'gpq-faiss[onnx]'"
-    onnxruntime = optional("onnxruntime", f"{path}: ONNX needs the package onnxruntime: {remedy}")
+    onnxruntime = optional(
+        "onnxruntime",
+        f"{path}: ONNX needs the package onnxruntime: pip install 'gpq-faiss[search]' or "
+        "'gpq-faiss[onnx]'",
+    )
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     # From bytes, so that it cannot refer to other files.
@@ -389,18 +386,18 @@ class OnnxEncoder(Embedder):
             raise UsageError(
                 f"{path} runs on the CPU: leave out --device {device}, or give the model folder"
             )
-        with reading(path, "an exported encoder"):
+        with reading(path, _EXPECTED):
             session = _open_session(path)
-            metadata = _parse(session.get_modelmeta().custom_metadata_map, path)
+            metadata = Metadata.model_validate(session.get_modelmeta().custom_metadata_map)
         return cls(
-            path,
-            metadata.input_kind,
-            metadata.input_width,
-            metadata.image_size,
-            (metadata.codebooks, metadata.codewords, metadata.subdim),
-            metadata.model_fingerprint,
-            metadata.codebooks_fingerprint,
-            metadata.scale,
+            source=path,
+            input_kind=metadata.input_kind,
+            input_width=metadata.input_width,
+            image_size=metadata.image_size,
+            shape=(metadata.codebooks, metadata.codewords, metadata.subdim),
+            fingerprint=metadata.model_fingerprint,
+            codebooks_fingerprint=metadata.codebooks_fingerprint,
+            scale=metadata.scale,
             side=metadata.side,
             session=session,
         )
@@ -419,15 +416,9 @@ class OnnxEncoder(Embedder):
         M, _, d = self.shape
         if not len(values):
             return np.empty((0, M * d), np.float32), np.empty(0, np.bool_)
-        try:
-            (output,) = self.session.run(None, {self.input_kind: graph_input(values)})
-            vectors = np.ascontiguousarray(output, np.float32)
-            # Unit-norm, or nearly zero without direction.
-            norms = np.linalg.norm(vectors.reshape(len(values), M, d), axis=2)
-        except Exception as error:  # onnxruntime's errors have no common base
-            raise DataError(
-                f"{self.source} does not run ({one_line(error)}): export it again"
-            ) from None
+        (vectors,) = self.session.run(None, {self.input_kind: graph_input(values)})
+        # Unit-norm, or nearly zero without direction.
+        norms = np.linalg.norm(vectors.reshape(len(values), M, d), axis=2)
         return vectors, (np.isfinite(norms) & (norms > 0.5)).all(axis=1)
 
 
@@ -458,5 +449,7 @@ def open_encoder(
     try:
         return Encoder.load(model, device)
     except ModuleNotFoundError as error:
-        remedy = needs(f"the network of {model}", error)
-        raise UsageError(f"{remedy}, or give the network in ONNX (gpq export-encoder)") from None
+        raise UsageError(
+            needs(f"the network of {model}", error)
+            + ", or give the network in ONNX (gpq export-encoder)"
+        ) from None

@@ -26,10 +26,6 @@ class DataError(GpqError):
     """A missing, damaged or unsuitable file, array or folder (exit code 1)."""
 
 
-class BusyError(DataError):
-    """Another process is writing the output."""
-
-
 class MismatchError(DataError):
     """Inputs that do not fit together: features, codes or an index of another model."""
 

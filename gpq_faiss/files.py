@@ -1,9 +1,9 @@
 """Atomic writing: an output is the old one or the new one, never half of it.
 
-An output is made under a temporary name beside its place (``.tmp-PROCESS-RANDOM.NAME``), synced to
-disk, and renamed. The next command with the same output removes what a killed process left. Two
-commands that write one output do not wait for each other: the last one wins. Only work that can be
-resumed is locked (:func:`unfinished`).
+An output is made under a temporary name beside its place (``.tmp-RANDOM.NAME``), synced to disk,
+and renamed. The next command that writes it removes what a killed process left. Two commands that
+write one output do not wait for each other: the last one wins, and the other may fail. Only work
+that can be resumed is locked (:func:`unfinished`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any, Self
 import platformdirs
 from filelock import FileLock, Timeout
 
-from .errors import BusyError, DataError, OutputExistsError, UsageError, one_line
+from .errors import DataError, OutputExistsError, UsageError, one_line
 from .inputs import reading
 
 _WRITE_ERRORS = {
@@ -77,22 +77,17 @@ def check_output(path: str | Path, *, overwrite: bool, folder: bool = False) -> 
         DataError: the parent folder cannot be written, or ``path`` is of the other kind.
     """
     path = Path(path)
+    kind = "folder" if folder else "file"
     if path.name in {"", ".."}:
-        kind = "folder" if folder else "file"
         raise UsageError(f"'{path}' cannot be written: give a name for the {kind}")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(path)
-        if path.exists():
-            if not path.is_dir() and not path.is_file():
-                raise DataError(f"cannot write {path}: it is a device or a pipe: name a file")
-            if not overwrite:
-                raise OutputExistsError(
-                    f"{path} exists already: pass --overwrite to replace it, or another --out"
-                )
-            if path.is_dir() != folder:
-                kind = "file" if folder else "folder"
-                raise DataError(f"cannot write {path}: a {kind} has this name: choose another")
+        if path.exists() and not (path.is_dir() if folder else path.is_file()):
+            raise DataError(f"cannot write {path}: it exists and is not a {kind}: choose another")
+        if path.exists() and not overwrite:
+            raise OutputExistsError(
+                f"{path} exists already: pass --overwrite to replace it, or another --out"
+            )
         if not os.access(path.parent, os.W_OK):
             raise OSError(errno.EACCES, "")
     return path
@@ -102,6 +97,8 @@ def check_output(path: str | Path, *, overwrite: bool, folder: bool = False) -> 
 def atomic_path(path: str | Path, *, folder: bool = False) -> Iterator[Path]:
     """Yield a temporary path that replaces ``path`` if the block succeeds, else is removed.
 
+    Temporary paths that killed processes have left are removed first.
+
     Args:
         path: a file, or a folder; its parent folder is created if missing.
         folder: whether to make a folder; the temporary file or folder exists when the block begins.
@@ -110,10 +107,11 @@ def atomic_path(path: str | Path, *, folder: bool = False) -> Iterator[Path]:
         DataError: writing fails (disk full, read-only, no permission); ``path`` is unchanged.
     """
     path = Path(path)
-    temporary = path.with_name(f".tmp-{os.getpid()}-{secrets.token_hex(6)}.{path.name}")
+    temporary = path.with_name(f".tmp-{secrets.token_hex(6)}.{path.name}")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(path)
+        for leftover in path.parent.glob(f".tmp-{'?' * 12}.{glob.escape(path.name)}"):
+            _remove(leftover)
         try:
             if folder:
                 temporary.mkdir()
@@ -128,19 +126,9 @@ def atomic_path(path: str | Path, *, folder: bool = False) -> Iterator[Path]:
             _remove(temporary)
 
 
-def _remove_leftovers(path: Path) -> None:
-    """Remove temporary outputs for ``path`` of processes that have ended."""
-    for leftover in path.parent.glob(f".tmp-*-*.{glob.escape(path.name)}"):
-        with contextlib.suppress(ValueError, OverflowError, PermissionError):
-            try:
-                os.kill(int(leftover.name.split("-")[1]), 0)  # does the process exist?
-            except ProcessLookupError:
-                _remove(leftover)
-
-
 def _remove(path: Path) -> None:
     """Remove a file or a folder, if it exists."""
-    if path.is_dir() and not path.is_symlink():
+    if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
@@ -178,8 +166,7 @@ def unfinished(folder: Path, out: Path, *, keep: Collection[str]) -> Iterator[No
     it.
 
     Raises:
-        BusyError: another process holds the lock.
-        DataError: the folder cannot be created.
+        DataError: another process holds the lock, or the folder cannot be created.
     """
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -187,7 +174,7 @@ def unfinished(folder: Path, out: Path, *, keep: Collection[str]) -> Iterator[No
         try:
             lock.acquire()
         except Timeout:
-            raise BusyError(f"{out} is being written by another process: wait for it") from None
+            raise DataError(f"{out} is being written by another process: wait for it") from None
     try:
         yield
     finally:

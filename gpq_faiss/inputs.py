@@ -112,15 +112,27 @@ def check_memory(
 # Forms of files ----------------------------------------------------------------------------------
 
 ENDINGS = {
-    **{".npy": "npy", ".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5", ".parquet": "parquet"},
-    **{".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".csv": "csv", ".tsv": "csv"},
-    **{".jsonl": "json", ".ndjson": "json", ".json": "JSON of records"},
+    ".npy": "npy",
+    ".npz": "npz",
+    ".h5": "hdf5",
+    ".hdf5": "hdf5",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".json": "JSON of records",
 }
 """Form of a table by the ending of its file."""
 _PICKLE = "it can run code, so it is not loaded: save arrays as .npy, tables as .parquet"
 _UNPACK = "extract it, and give what is in it"
+_ZIP_STARTS = b"PK\3\4", b"PK\5\6"
 _MAGIC: dict[bytes, tuple[str, str]] = {
-    **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), ("csv", "")),
+    codecs.BOM_UTF16_LE: ("csv", ""),
+    codecs.BOM_UTF16_BE: ("csv", ""),
     b"\x93NUMPY": ("npy", ""),
     b"\x89HDF": ("hdf5", ""),
     b"PAR1": ("parquet", ""),
@@ -136,7 +148,7 @@ _MAGIC: dict[bytes, tuple[str, str]] = {
     b"%PDF": ("a PDF", "export its table as CSV"),
     b"\xd0\xcf\x11\xe0": ("an Excel sheet", "save it as CSV"),
     **dict.fromkeys((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"(\xb5/\xfd"), ("compressed", _UNPACK)),
-    **dict.fromkeys((b"PK\3\4", b"PK\5\6"), ("a zip archive", _UNPACK)),
+    **dict.fromkeys(_ZIP_STARTS, ("a zip archive", _UNPACK)),
     **dict.fromkeys((b"Rar!", b"7z\xbc\xaf"), ("an archive", _UNPACK)),
     **dict.fromkeys([bytes((0x80, version)) for version in range(2, 6)], ("a pickle", _PICKLE)),
     **dict.fromkeys(
@@ -145,14 +157,25 @@ _MAGIC: dict[bytes, tuple[str, str]] = {
     ),
 }
 """First bytes of files -> their form; forms that are not read have a remedy."""
-_UNREAD = (
-    *(".yaml", ".yml", ".xml", ".pkl", ".pickle", ".mat", ".xls", ".orc"),
-    *(".fvecs", ".bvecs", ".fbin"),
-)
+_UNREAD = {
+    ".yaml",
+    ".yml",
+    ".xml",
+    ".pkl",
+    ".pickle",
+    ".mat",
+    ".xls",
+    ".orc",
+    ".fvecs",
+    ".bvecs",
+    ".fbin",
+}
 """Endings of forms that are not read."""
 _ZIPS = {
-    **{".npz": ("npz", ""), ".xlsx": ("an Excel sheet", "save it as CSV")},
-    **dict.fromkeys((".pt", ".pth"), ("a PyTorch file", _PICKLE)),
+    ".npz": ("npz", ""),
+    ".xlsx": ("an Excel sheet", "save it as CSV"),
+    ".pt": ("a PyTorch file", _PICKLE),
+    ".pth": ("a PyTorch file", _PICKLE),
 }
 """Zip archives by the endings of their files -> form and remedy."""
 
@@ -186,24 +209,17 @@ def file_form(path: Path, description: str) -> tuple[str, str]:
     with reading(path, description), path.open("rb") as file:
         head = file.read(512)
     ending = path.suffix.lower()
-    is_text = not re.search(rb"[\0-\x08\x0e-\x1f]", head)
-    form, remedy = next(
-        (
-            form_and_remedy
-            for start, form_and_remedy in _MAGIC.items()
-            # Words such as RIFF may begin a text.
-            if head.startswith(start) and not (is_text and start.isalnum())
-        ),
-        (ENDINGS.get(ending, "text"), ""),
-    )
-    if form == "a zip archive":
-        form, remedy = _ZIPS.get(ending, (form, remedy))
+    if not head:
+        return "empty", "make or copy it again"
     if head[6:10] == b'\0\0{"':  # after the length of the header, 8 bytes
-        form, remedy = "a safetensors file", "save its arrays as .npy or .npz"
-    elif head[:1] == b"I" and head[:4].isalnum() and b"\0" in head:
-        form, remedy = "a Faiss index", "save the vectors that it was built from as .npy"
-    elif not head:
-        form, remedy = "empty", "make or copy it again"
-    elif form == "text" and (b"\0" in head or ending in _UNREAD):
-        form, remedy = f"a {ending or 'binary'} file", f"save it as one of {', '.join(ENDINGS)}"
-    return form, remedy
+        return "a safetensors file", "save its arrays as .npy or .npz"
+    if head[:1] == b"I" and head[:4].isalnum() and b"\0" in head:
+        return "a Faiss index", "save the vectors that it was built from as .npy"
+    is_text = not re.search(rb"[\0-\x08\x0e-\x1f]", head)
+    for start, form_and_remedy in _MAGIC.items():
+        # Words such as RIFF may begin a text.
+        if head.startswith(start) and not (is_text and start.isalnum()):
+            return _ZIPS.get(ending, form_and_remedy) if start in _ZIP_STARTS else form_and_remedy
+    if ending not in ENDINGS and (b"\0" in head or ending in _UNREAD):
+        return f"a {ending or 'binary'} file", f"save it as one of {', '.join(ENDINGS)}"
+    return ENDINGS.get(ending, "text"), ""

@@ -69,26 +69,17 @@ class Plugin:
 
 @functools.cache
 def _installed(kind: Kind) -> tuple[Plugin, ...]:
-    """Return the plugins of all installed packages, by name and package."""
-    plugins = []
-    for entry in importlib.metadata.entry_points(group=f"gpq_faiss.{kind}"):
-        origin = (
-            f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "a package"
-        )
-        plugins.append(Plugin(kind, entry.name, origin, entry))
-    return tuple(sorted(plugins, key=lambda plugin: (plugin.name, plugin.origin)))
+    """Return the plugins of all installed packages."""
+    return tuple(
+        Plugin(kind, entry.name, f"{entry.dist.name} {entry.dist.version}", entry)
+        for entry in importlib.metadata.entry_points(group=f"gpq_faiss.{kind}")
+        if entry.dist is not None
+    )
 
 
-def plugin_names(kind: Kind, built_in: Container[str]) -> list[str]:
-    """Return the names of plugins in alphabetical order.
-
-    Raises:
-        UsageError: as :func:`find_plugin`.
-    """
-    names = list(dict.fromkeys(plugin.name for plugin in _installed(kind)))
-    for name in names:
-        find_plugin(kind, name, built_in)
-    return names
+def plugin_names(kind: Kind) -> list[str]:
+    """Return the names of plugins in alphabetical order."""
+    return sorted({plugin.name for plugin in _installed(kind)})
 
 
 def find_plugin(kind: Kind, name: str, built_in: Container[str]) -> Plugin | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import logging
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from tqdm import tqdm
 
@@ -15,55 +15,49 @@ log = logging.getLogger(__name__)
 
 MIN_DURATION = 2.0
 """Minimum duration in seconds of a stage that is logged when it ends."""
-MIN_INTERVAL = 10.0
-"""Minimum time in seconds between two log lines of a stage; it grows with the duration."""
+MIN_INTERVAL = 30.0
+"""Minimum time in seconds between two log lines of a stage."""
 
 
-class Stage:
-    """A stage of the work: ``bar`` counts its units."""
+class _LoggedBar(tqdm):  # type: ignore[misc]
+    """A bar that is logged as a line wherever another one would be drawn."""
 
-    def __init__(self, name: str, total: int, unit: str, done: int) -> None:
-        self.terminal = sys.stderr.isatty() and log.isEnabledFor(logging.INFO)
-        self.began = self.logged = time.monotonic()
-        self.bar = tqdm(
-            desc=name,
-            total=total or None,
-            unit=unit,
-            initial=done,
-            leave=False,
-            dynamic_ncols=True,
-            mininterval=0.1 if self.terminal else MIN_INTERVAL,
-            bar_format=None if total else "{desc} ...",
-            file=sys.stderr if self.terminal else io.StringIO(),
-        )
-
-    def __str__(self) -> str:
-        """Return a line such as ``training:  38% 300/800 [00:12<00:20, 25.00step/s]``."""
-        figures = self.bar.format_dict | {"ncols": 0}
-        if not self.bar.total:
-            figures |= {"bar_format": "{desc}: {elapsed}"}
-        return str(tqdm.format_meter(**figures))
-
-    def advance(self, n: int = 1) -> None:
-        """Count n more units."""
-        self.bar.update(n)
-        clock = time.monotonic()
-        wait = max(MIN_INTERVAL, (self.logged - self.began) / 4)
-        if not self.terminal and clock >= self.logged + wait:
-            self.logged = clock
+    def update(self, n: float | None = 1) -> bool | None:
+        is_drawn: bool | None = super().update(n)
+        if is_drawn:
             log.info("%s", self)
+        return is_drawn
 
 
 @contextmanager
-def stage(name: str, total: int = 0, unit: str = "item", *, done: int = 0) -> Iterator[Stage]:
-    """Open a stage for the duration of a ``with`` block; ``done``: units done before."""
-    current = Stage(name, total, unit, done)
-    try:
-        yield current
-    finally:
-        current.bar.close()
-    if time.monotonic() - current.began >= MIN_DURATION:
-        log.info("%s", current)
+def stage(name: str, total: int = 0, unit: str = "item", *, done: int = 0) -> Iterator[Any]:
+    """Open a stage of the work for the duration of a ``with`` block, and yield its ``tqdm`` bar.
+
+    Args:
+        total: number of units of work; 0: only the duration is shown.
+        unit: name of a unit.
+        done: number of units that were done before.
+    """
+    options = {
+        "desc": name,
+        "total": total or None,
+        "unit": unit,
+        "initial": done,
+        "leave": False,
+        "bar_format": None if total else "{desc} ...",
+    }
+    if sys.stderr.isatty() and log.isEnabledFor(logging.INFO):
+        bar = tqdm(file=sys.stderr, dynamic_ncols=True, **options)
+    else:
+        interval = {"mininterval": MIN_INTERVAL, "delay": MIN_INTERVAL}
+        bar = _LoggedBar(file=io.StringIO(), ncols=0, **interval, **options)
+    with bar:
+        yield bar
+    figures = bar.format_dict | {"ncols": 0}
+    if not total:
+        figures["bar_format"] = "{desc}: {elapsed}"
+    if figures["elapsed"] >= MIN_DURATION:
+        log.info("%s", tqdm.format_meter(**figures))
 
 
 @contextmanager

@@ -15,19 +15,14 @@ from typing import Any
 _ENDING = signal.SIGTERM, signal.SIGHUP
 
 
-class Terminated(KeyboardInterrupt):
-    """A termination signal, handled like Ctrl-C; the exit code is 128 + ``number``."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.number = number
-
-
 def _terminate(number: int, _: Any) -> None:
-    """Raise :class:`Terminated` once, so that a second signal does not interrupt the cleanup."""
+    """Raise a KeyboardInterrupt that names the signal.
+
+    Further ones are ignored, so that they do not interrupt the cleanup.
+    """
     for ending in _ENDING:
         signal.signal(ending, signal.SIG_IGN)
-    raise Terminated(number)
+    raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 @contextlib.contextmanager
@@ -35,9 +30,12 @@ def _handling(
     handler: Callable[[int, Any], None], numbers: tuple[int, ...], *replaced: Any
 ) -> Iterator[None]:
     """Handle signals whose handler is one of ``replaced``; only in the main thread."""
-    main = threading.current_thread() is threading.main_thread()
-    handlers = {number: signal.getsignal(number) for number in numbers if main}
-    previous = {number: current for number, current in handlers.items() if current in replaced}
+    is_main = threading.current_thread() is threading.main_thread()
+    previous = {
+        number: signal.getsignal(number)
+        for number in numbers
+        if is_main and signal.getsignal(number) in replaced
+    }
     for number in previous:
         signal.signal(number, handler)
     try:
@@ -49,7 +47,7 @@ def _handling(
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP raise :class:`Terminated`.
+    """Make SIGTERM and SIGHUP raise a KeyboardInterrupt with the name of the signal.
 
     This is for programs only; libraries leave signals to their caller.
     """
@@ -77,9 +75,9 @@ def deferred_signals() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         pending.append(number)
 
-    numbers = signal.SIGINT, *_ENDING
+    usual = signal.SIG_DFL, signal.default_int_handler, _terminate
     try:
-        with _handling(defer, numbers, signal.SIG_DFL, signal.default_int_handler, _terminate):
+        with _handling(defer, (signal.SIGINT, *_ENDING), *usual):
             yield lambda: bool(pending)
     finally:
         if pending:

@@ -142,7 +142,7 @@ class _RayEncoder(Encoder):
                     for row, reason in json.loads(batch["unreadable"]).items():
                         dataset.add_bad(int(row), *reason.split(": ", 1))
                     yield batch["rows"], batch["codes"]
-                    encoding.advance(min(batch_size, len(rows) - encoding.bar.n))
+                    encoding.update(min(batch_size, len(rows) - encoding.n))
 
 
 @dataclass

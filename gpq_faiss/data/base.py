@@ -273,7 +273,7 @@ class Reader(ExitStack):
                 for rows in np.array_split(np.arange(n), max(1, size // (32 << 20))):
                     values, self._readable[rows] = self._load(rows)
                     self.array[rows[self._readable[rows]]] = values
-                    progress.advance(len(rows))
+                    progress.update(len(rows))
 
     def fetch(self, rows: NDArray[np.int64]) -> Batch:
         """Return the readable items at ``rows`` and a mask bool [len(rows)]."""

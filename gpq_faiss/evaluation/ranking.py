@@ -172,7 +172,7 @@ def rank_codes(
     tasks = range(0, n_queries, _TASK)
     with ThreadPoolExecutor(threads) as pool, stage("ranking", n_queries, "query") as ranking:
         for count in map(measure, tasks) if threads == 1 else pool.map(measure, tasks):
-            ranking.advance(count)
+            ranking.update(count)
     ap, relevant, hits, curve = np.split(measures, [1, 2, 2 + len(ks)], axis=1)
     divisor = max(n_queries, 1)
     recall = hits / np.maximum(relevant, 1)

@@ -100,8 +100,8 @@ def run_experiment(
 
     Raises:
         UsageError: an invalid grid, setting or option.
-        DataError: data that cannot be read or split; a folder that cannot be written.
-        BusyError: another process works in the folder.
+        DataError: data that cannot be read or split; a folder that cannot be written, or in which
+            another process works.
         MismatchError: the folder contains another experiment.
     """
     if jobs < 1:
@@ -133,7 +133,7 @@ def run_experiment(
                 stage(grid.name, len(specs), "run", done=summary.existing) as runs,
             ):
                 for name, failure in results:
-                    runs.advance()
+                    runs.update()
                     if failure:
                         summary.failed[name] = failure
                         log.warning("%s failed: %s", name, failure)

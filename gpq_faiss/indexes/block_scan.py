@@ -54,7 +54,8 @@ def scan_block(
 
 @functools.cache
 def _instructions() -> Callable[..., Number] | None:
-    """Return the intrinsic if this version of Numba compiles it, and its results are correct."""
+    """Return the intrinsic if this version of Numba compiles it for this processor, and its results
+    are correct."""
     try:
         emitted: Any = intrinsic(emit_scan)
 
@@ -68,7 +69,9 @@ def _instructions() -> Callable[..., Number] | None:
             return scan
     except Exception as error:  # private parts of Numba may fail in any way
         _log.debug("Numba does not compile the SIMD pass: %r", error)
-    _log.warning("exact search uses a slower loop, as this version of Numba lacks the SIMD pass")
+    _log.warning(
+        "exact search uses a slower loop: this version of Numba has no SIMD pass for this processor"
+    )
     return None
 
 

@@ -89,7 +89,7 @@ def write_lists(out: Path, sources: Sequence[RowSource], Z: Floats) -> int:
         for source in sources:
             for codes, ids in source.blocks(_ROWS):
                 _place(columns_of(codes, M, K), ids, columns, members, cursors)
-                placing.advance(len(ids))
+                placing.update(len(ids))
     with stage("sorting rows", n, "row") as sorting:
         for partition in np.flatnonzero(sizes).tolist():
             span = slice(ends[partition], ends[partition + 1])
@@ -105,7 +105,7 @@ def write_lists(out: Path, sources: Sequence[RowSource], Z: Floats) -> int:
             members[span] = ids
             row_counts += np.bincount(first_words(distinct, prefix), minlength=16**prefix)
             rows += len(distinct)
-            sorting.advance(len(ids))
+            sorting.update(len(ids))
     starts[rows] = n
     names, sublist_ends = sublists(row_counts, prefix)
     arrays = {
@@ -121,7 +121,7 @@ def write_lists(out: Path, sources: Sequence[RowSource], Z: Floats) -> int:
         _write(file, arrays, (-(-rows // BLOCK), columns.shape[1], BLOCK))
         for start in range(0, rows, _ROWS):
             file.write(blocks_of(columns[start : min(rows, start + _ROWS)]).data)
-            writing.advance(min(rows, start + _ROWS) - start)
+            writing.update(min(rows, start + _ROWS) - start)
     return codes_crc ^ ids_crc
 
 

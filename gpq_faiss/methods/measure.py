@@ -164,7 +164,7 @@ def encode_database(
             block = database[first : first + _BLOCK]
             x, rows = read(block)
             parts.append((rows, coder.encode(x)))
-            encoding.advance(len(block))
+            encoding.update(len(block))
     seconds = time.perf_counter() - start
     base_rows, codes = map(np.concatenate, zip(*parts, strict=True))
     vectors = read(database[np.isin(database, keep)]) if len(keep) else (xq[:0], keep)

@@ -275,12 +275,8 @@ ARRAY_METHODS = tuple(name for name, entry in METHODS.items() if not entry.deep)
 
 
 def method_names() -> list[str]:
-    """Return all short names, those of plugins last.
-
-    Raises:
-        UsageError: a plugin's method has the name of another method.
-    """
-    return [*METHODS, *plugin_names("methods", METHODS)]
+    """Return all short names, those of plugins last."""
+    return [*METHODS, *plugin_names("methods")]
 
 
 def find_method(name: str) -> MethodEntry:

@@ -356,7 +356,7 @@ def build_backbone(
     plugin = backbone_plugin(name)
     is_timm = name.startswith("timm/")
     if plugin is None and not is_timm and name not in BACKBONES:
-        names = [*BACKBONES, "timm/NAME", *plugin_names("backbones", BACKBONES)]
+        names = [*BACKBONES, "timm/NAME", *plugin_names("backbones")]
         raise UsageError(f"no backbone '{name}': choose one of {', '.join(names)}")
     if spec.kind == "features" and plugin is None and BACKBONES.get(name) is not MLP:
         raise UsageError(

@@ -75,10 +75,9 @@ def encode(
 
     Raises:
         DataError: unreadable items beyond the limit, items without a direction, an output that
-            cannot be written.
+            cannot be written or that another process is writing.
         MismatchError: data of another kind or width than the model's.
         OutputExistsError: an output exists.
-        BusyError: another process is writing ``out``.
         DeviceError: the device does not exist or has too little memory.
         UsageError: an output would replace the data, or the batch size is negative.
     """

@@ -19,7 +19,6 @@ import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import quote
 
 from filelock import FileLock, Timeout
 
@@ -116,10 +115,6 @@ def read_changes(index: str | Path, code_size: int, fingerprint: str) -> Changes
         return None
     try:
         with contextlib.closing(_connect(path)) as db:
-            db.execute("BEGIN")
-            (result,) = db.execute("PRAGMA quick_check(1)").fetchone()
-            if result != "ok":
-                raise ValueError(result)
             identity, codebooks, size = db.execute("SELECT * FROM about").fetchone()
             rows = db.execute("SELECT id, number, code, name, labels FROM changes")
             by_id = {
@@ -147,10 +142,8 @@ def _connect(path: Path) -> sqlite3.Connection:
     With ``mode=rw`` SQLite rolls back a journal that a killed service left. Files without write
     permission are read all the same.
     """
-    name = f"file:{quote(os.fsencode(path.absolute()))}?mode=rw"
-    return sqlite3.connect(
-        name, timeout=30, isolation_level=None, check_same_thread=False, uri=True
-    )
+    uri = f"{path.absolute().as_uri()}?mode=rw"
+    return sqlite3.connect(uri, timeout=30, isolation_level=None, check_same_thread=False, uri=True)
 
 
 class ChangeWriter(Closing):

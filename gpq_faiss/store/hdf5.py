@@ -19,7 +19,7 @@ from ..errors import DataError
 from ..files import atomic_path
 from ..inputs import reading
 
-_ROWS_AT_ONCE = 256  # scattered rows within this span are read together
+_ROWS_AT_ONCE = 256  # least span of rows that are read together
 
 Texts = NDArray[Any]
 """A column of texts: StringDType [N]."""
@@ -73,7 +73,8 @@ class Hdf5Array:
     """
 
     def __init__(self, path: str | Path, name: str) -> None:
-        self.path, self.name = Path(path), name
+        self.path = Path(path)
+        self.name = name
         with open_hdf5(self.path) as h5:
             array = dataset(h5, name)
             if array.dtype.kind not in "iufb" or array.ndim == 0:
@@ -90,7 +91,8 @@ class Hdf5Array:
             if isinstance(rows, slice):
                 return np.asarray(array[rows])
             positions, inverse = np.unique(np.arange(self.shape[0])[rows], return_inverse=True)
-            # HDF5 is slow for scattered rows, and decompresses whole chunks for each of them.
+            # HDF5 is slow for scattered rows, and decompresses a whole chunk for each of them, so
+            # all rows between the first and the last one of a span are read together.
             span = max(_ROWS_AT_ONCE, array.chunks[0] if array.chunks else 0)
             groups = np.split(positions, np.flatnonzero(np.diff(positions // span)) + 1)
             blocks = [

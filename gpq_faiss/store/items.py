@@ -12,26 +12,22 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import os
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 import numpy as np
 
 from ..codes.checks import Ids
 from ..errors import DataError, one_line
 from ..files import Closing
-from ..inputs import check_file
 from .changes import Change
 from .hdf5 import Texts, as_texts
 from .rows import RowReader, row_blocks
 
-_EXPECTED = "the names and labels of an index (written by 'gpq index')"
 _SCHEMA = """
 CREATE TABLE items (id INTEGER PRIMARY KEY, name TEXT, labels TEXT, columns TEXT);
 CREATE TABLE about (ntotal INTEGER, crc INTEGER, data TEXT, changes TEXT, number INTEGER);
@@ -145,6 +141,7 @@ def as_json(value: Any) -> str | None:
 
 
 def _parse(row: Row) -> Item:
+    """Return an item of its values as they are stored."""
     _, name, labels, columns = row
     texts = {} if columns is None else json.loads(columns)
     if name is not None:
@@ -184,8 +181,7 @@ class Items(ItemSource):
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        check_file(self.path, _EXPECTED)
-        uri = f"file:{quote(os.fsencode(self.path.absolute()))}?mode=ro"
+        uri = f"{self.path.absolute().as_uri()}?mode=ro"
         with self._explained():
             # SQLite itself lets one thread after the other use a connection.
             self._db = sqlite3.connect(uri, uri=True, check_same_thread=False)
@@ -230,7 +226,8 @@ class RowItems(ItemSource):
     """Names and labels in the rows of a codes or features file, read by id."""
 
     def __init__(self, reader: RowReader) -> None:
-        self._reader, self.data_fingerprint = reader, reader.header.data_fingerprint
+        self.data_fingerprint = reader.header.data_fingerprint
+        self._reader = reader
         self._order = np.argsort(reader.ids, kind="stable")
 
     def item(self, number: int) -> Item | None:
@@ -274,14 +271,16 @@ class RowItems(ItemSource):
 class ChangedItems(ItemSource):
     """Names and labels of items, some of which have changed since their index was written.
 
-    The name and labels of a changed item come from its change alone. A source made from another
-    one shares its changes.
+    The name and labels of a changed item come from its change alone. A source that is made from
+    another one of this class shares its changes: the other one has the new changes, too.
     """
 
     def __init__(self, source: ItemSource | None, changes: Mapping[int, Change]) -> None:
-        self.source, self._changes = source or ItemSource(), dict[int, Change]()
+        self.source = source or ItemSource()
+        self._changes: dict[int, Change] = {}
         if isinstance(source, ChangedItems):
-            self.source, self._changes = source.source, source._changes
+            self.source = source.source
+            self._changes = source._changes
         self._changes.update(changes)
         self.data_fingerprint = self.source.data_fingerprint
 
@@ -295,10 +294,11 @@ class ChangedItems(ItemSource):
 
     def find(self, name: str) -> list[int]:
         """Return the ids of the items with a name, in ascending order."""
-        changes = dict(self._changes)  # another thread may add changes meanwhile
-        unchanged = [number for number in self.source.find(name) if number not in changes]
-        changed = [number for number, change in changes.items() if change.name == name]
-        return sorted([*unchanged, *changed])
+        # A copy, as another thread may add changes meanwhile.
+        candidates = {*self.source.find(name), *dict(self._changes)}
+        return sorted(
+            number for number in candidates if (self.item(number) or Item({})).name == name
+        )
 
     def rows(self) -> Iterator[Row]:
         """Yield all items as an items file stores them: first those that have not changed."""
@@ -307,8 +307,7 @@ class ChangedItems(ItemSource):
                 yield row
         for number, change in self._changes.items():
             if change.code is not None and (change.name, change.labels) != (None, None):
-                labels = None if change.labels is None else as_json(sorted(change.labels))
-                yield number, change.name, labels, None
+                yield number, change.name, as_json(change.labels), None
 
     def close(self) -> None:
         """Close the source of the unchanged items."""

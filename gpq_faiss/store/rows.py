@@ -37,7 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..codes.bits import check_codes, code_size
-from ..codes.checks import Floats, Ids, check_codebooks, check_vectors
+from ..codes.checks import Floats, Ids, check_vectors
 from ..errors import DataError, MismatchError
 from ..files import (
     Closing,
@@ -83,9 +83,6 @@ class Header:
         class_names: C names; empty if the rows have no labels.
         multi_label: whether an item of the data set may have several labels.
         extra: further JSON values.
-
-    Raises:
-        DataError: the codebooks are invalid.
     """
 
     kind: Kind
@@ -95,9 +92,6 @@ class Header:
     class_names: tuple[str, ...] = ()
     multi_label: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        check_codebooks(self.codebooks, unit=False)
 
     @property
     def width(self) -> int:
@@ -167,8 +161,9 @@ class RowReader(Closing):
                     f"{path} is of model {header.model_fingerprint}, not {model_fingerprint}: "
                     "encode the data again with this model"
                 )
-            self.ntotal = len(dataset(self._h5, "ids"))
-            self.values, self.ids = self._map(header.kind), self._map("ids")
+            self.values = self._map(header.kind)
+            self.ids = self._map("ids")
+            self.ntotal = len(self.ids)
             self.labels = self._map("labels") if header.class_names else None
             if header.kind == "codes":
                 check_codes(self.values, *header.codebooks.shape[:2], name=str(path))
@@ -180,13 +175,9 @@ class RowReader(Closing):
             self._stack = stack.pop_all()
 
     def _map(self, name: str) -> NDArray[Any]:
-        array, row = dataset(self._h5, name), self.header.row[name]
-        offset = array.id.get_offset()
-        shape = (self.ntotal, *row.shape)
-        if (array.dtype, array.shape) != (row.base, shape) or offset is None:
-            form = f"{array.dtype} {list(array.shape)}"
-            raise DataError(f"{name!r} is {form}, not {row.base} {list(shape)}: it is damaged")
-        return np.memmap(self.path, row.base, "r", offset, shape)
+        """Map a dataset, which must be contiguous, into memory."""
+        array = dataset(self._h5, name)
+        return np.memmap(self.path, array.dtype, "r", array.id.get_offset(), array.shape)
 
     def texts(self, start: int = 0, stop: int | None = None) -> dict[str, Texts]:
         """Return the columns of texts of rows ``start:stop``, StringDType [n] by name."""
@@ -201,6 +192,11 @@ class RowReader(Closing):
 
 
 def _read_header(h5: Any) -> Header:
+    """Read the header of an open file.
+
+    Raises:
+        DataError: the file does not hold features or codes, or has another format.
+    """
     attributes = dict(h5.attrs)
     if attributes.get("kind") not in ("features", "codes"):
         raise DataError(f"it is not {_EXPECTED}")
@@ -242,7 +238,8 @@ class RowWriter(Closing):
     """
 
     def __init__(self, path: str | Path, header: Header, *, overwrite: bool = False) -> None:
-        self.path, self.header = check_output(path, overwrite=overwrite), header
+        self.path = check_output(path, overwrite=overwrite)
+        self.header = header
         self.folder = self.path.with_name(f".{self.path.name}.partial")
         with writing(self.path), contextlib.ExitStack() as stack:
             stack.enter_context(unfinished(self.folder, self.path, keep=(PROGRESS,)))
@@ -250,9 +247,11 @@ class RowWriter(Closing):
             self.rows, self.state = self._read_progress()
             self._file.truncate(self.rows * header.row.itemsize)
             self._stack = stack.pop_all()
-        self._committed, self._last_commit = self.rows, time.monotonic()
+        self._committed = self.rows
+        self._last_commit = time.monotonic()
 
     def _read_progress(self) -> tuple[int, dict[str, Any]]:
+        """Return the number of rows that an interrupted run has committed, and its state."""
         path = self.folder / PROGRESS
         if not path.exists():
             return 0, {}
@@ -285,15 +284,14 @@ class RowWriter(Closing):
         Raises:
             DataError: values of another width, not finite, or not codes; or the disk is full.
         """
-        header = self.header
         name = f"{self.path} (from row {self.rows:,}): {self.header.kind}"
-        records = np.empty(len(values), header.row)
-        if header.kind == "codes":
-            records["codes"] = check_codes(values, *header.codebooks.shape[:2], name=name)
+        records = np.empty(len(values), self.header.row)
+        if self.header.kind == "codes":
+            records["codes"] = check_codes(values, *self.header.codebooks.shape[:2], name=name)
         else:
-            records["features"] = check_vectors(values, header.width, name=name)
+            records["features"] = check_vectors(values, self.header.width, name=name)
         records["ids"] = ids
-        if header.class_names:
+        if self.header.class_names:
             records["labels"] = labels
         with writing(self.path):
             self._file.write(records.data)
@@ -331,7 +329,6 @@ class RowWriter(Closing):
         if self.rows == 0:
             raise DataError(f"{self.path}: there is no row to write")
         self.commit()
-        header = self.header
         with atomic_path(self.path) as temporary, h5py.File(temporary, "w", locking=False) as h5:
             self._copy_rows(h5)
             if texts:
@@ -339,18 +336,21 @@ class RowWriter(Closing):
                 order = np.argsort(item_ids, kind="stable")
                 positions = order[np.searchsorted(item_ids[order], h5["ids"][()])]
                 for name, column in texts.items():
-                    strings = column[positions].tolist()
-                    h5.create_dataset(f"texts/{name}", data=strings, dtype=h5py.string_dtype())
-            if header.class_names:
-                names = list(header.class_names)
-                h5.create_dataset("class_names", data=names, dtype=h5py.string_dtype())
-            h5.create_dataset("codebooks", data=header.codebooks.astype("<f4"))
-            h5.attrs.update(header.attributes())
+                    h5.create_dataset(
+                        f"texts/{name}", data=column[positions].tolist(), dtype=h5py.string_dtype()
+                    )
+            if self.header.class_names:
+                h5.create_dataset(
+                    "class_names", data=list(self.header.class_names), dtype=h5py.string_dtype()
+                )
+            h5.create_dataset("codebooks", data=self.header.codebooks.astype("<f4"))
+            h5.attrs.update(self.header.attributes())
             h5.attrs["versions"] = json.dumps(versions("numpy", "h5py"))
         (self.folder / PROGRESS).unlink()
         return self.path
 
     def _copy_rows(self, h5: h5py.File) -> None:
+        """Copy the unfinished rows into the datasets of a file."""
         row = self.header.row
         for name in row.names or ():
             h5.create_dataset(name, (self.rows, *row[name].shape), row[name].base)
@@ -360,7 +360,7 @@ class RowWriter(Closing):
                 records = np.fromfile(self._file, row, block.stop - block.start)
                 for name in row.names or ():
                     h5[name][block] = records[name]
-                writing_rows.advance(len(records))
+                writing_rows.update(len(records))
 
     def close(self) -> None:
         """Commit the rows, and close the file; unfinished rows are kept for a later run.

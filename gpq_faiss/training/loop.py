@@ -195,7 +195,7 @@ class Training:
                     run.step % options.validate_every == 0 or run.step == self.steps
                 ):
                     self._validate(losses, optimizer.param_groups[0]["lr"])
-                training.advance()
+                training.update()
                 stop = any(group.gather(interrupted()))
                 if group.main and (stop or time.monotonic() - saved >= options.checkpoint_seconds):
                     save()

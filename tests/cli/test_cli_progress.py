@@ -21,7 +21,7 @@ def written(monkeypatch):
     def work(path):
         with stage("training", 40, "step") as training:
             for _ in range(4):
-                training.advance(10)
+                training.update(10)
             log.info("a note")
             log.debug("a detail")
         return {"kind": "x"}
@@ -37,7 +37,7 @@ def written(monkeypatch):
 
     monkeypatch.setattr("gpq_faiss.info", work, raising=False)
     monkeypatch.setattr(progress, "MIN_DURATION", 0.0)
-    monkeypatch.setattr(progress, "MIN_INTERVAL", 0.0)
+    monkeypatch.setattr(progress, "MIN_INTERVAL", 1e-9)
     return run
 
 

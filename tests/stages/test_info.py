@@ -105,5 +105,5 @@ def test_encoder_with_a_wrong_description_is_refused(files, tmp_path, change):
             if member.filename.endswith("gpq.json"):
                 data = json.dumps(json.loads(data) | change).encode()
             target.writestr(member, data)
-    with pytest.raises(DataError, match="was not made by this version of gpq export-encoder"):
+    with pytest.raises(DataError, match="is not an encoder of this version of gpq"):
         info(copy)
