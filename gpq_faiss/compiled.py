@@ -1,19 +1,25 @@
 """Loops compiled by Numba, which caches them, and SIMD instructions.
 
-Only this file uses private parts of Numba: ``DefaultOptions._nrt``, ``cgutils``, ``make_array`` and
-``magic_tuple``, tried with 0.61 to 0.68. Without them threads are somewhat slower, and a plain loop
-scans the codes.
+Only this file uses private parts of Numba: ``FunctionCache``, ``DefaultOptions._nrt``, ``cgutils``,
+``make_array`` and ``magic_tuple``, tried with 0.61 to 0.68. Without the last four, threads are
+somewhat slower, and a plain loop scans the codes.
 """
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import logging
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
 from llvmlite import ir
 from numba import types
-from numba.core import options
+from numba.core import caching, options
+
+from .files import fingerprint
 
 BLOCK = 64
 """Number of codes in a block."""
@@ -31,14 +37,33 @@ The first one that a processor has is used.
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _HAS_NRT_OPTION = hasattr(getattr(options, "DefaultOptions", None), "_nrt")
+_SLOW_TO_COMPILE = ("search", "search_together")  # the loops of exact search: some seconds
+_FunctionCache: Any = caching.FunctionCache
+_log = logging.getLogger(__name__)
+
+
+class _Cache(_FunctionCache):  # type: ignore[misc]
+    """Numba's cache of a loop, which also notices changes of other files that the loop calls."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        names = {str(getattr(value, "__module__", "")) for value in function.__globals__.values()}
+        ours = sorted(name for name in names if name.partition(".")[0] == __package__)
+        sources = [inspect.getsource(sys.modules[name]) for name in ours]
+        self._cache_file._source_stamp = self._cache_file._source_stamp, fingerprint(*sources)
+
+    def load_overload(self, *arguments: Any) -> Any:
+        overload = super().load_overload(*arguments)
+        if overload is None and self._py_func.__name__ in _SLOW_TO_COMPILE:
+            _log.info("compiling the loops of exact search: some seconds, once per installation")
+        return overload
 
 
 def compiled(function: Function, *, counted: bool = True) -> Function:
     """Compile a function on its first call.
 
     Numba caches the machine code beside the function's file, or in the user's cache folder; if
-    neither can be written, every process compiles the function again. A change of another file,
-    which the function calls, is not noticed.
+    neither can be written, every process compiles the function again.
 
     Args:
         counted: count references to the arrays of the function.
@@ -46,11 +71,10 @@ def compiled(function: Function, *, counted: bool = True) -> Function:
     flags = {"nogil": True, "boundscheck": False}
     if _HAS_NRT_OPTION:
         flags["_nrt"] = counted
-    njit: Any = numba.njit
-    try:
-        return cast(Function, njit(cache=True, **flags)(function))
-    except RuntimeError:  # no folder for the cache can be written
-        return cast(Function, njit(**flags)(function))
+    dispatcher: Any = cast(Any, numba.njit)(**flags)(function)
+    with contextlib.suppress(RuntimeError):  # no folder for the cache can be written
+        dispatcher._cache = _Cache(function)
+    return cast(Function, dispatcher)
 
 
 def inner(function: Function) -> Function:

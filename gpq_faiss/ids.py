@@ -27,8 +27,8 @@ def whole_numbers(ids: Any, source_name: str) -> NDArray[np.int64]:
             values = array.tolist()
             texts = [x.decode() if isinstance(x, bytes) else str(x) for x in values]
             # Names such as 2007_000027 are no numbers, but int() would take them.
-            numbers = [text.strip().removesuffix(".0").replace("_", "?") for text in texts]
-            return np.array(list(map(int, numbers)), np.int64)
+            digits = [text.strip().removesuffix(".0").replace("_", "?") for text in texts]
+            return np.array(list(map(int, digits)), np.int64)
         # Floats represent all whole numbers up to 2^24 (float32) or 2^53 (float64).
         exact = array.dtype.kind in "iu" or (np.abs(array) < 2 / np.finfo(array.dtype).eps).all()
         numbers = array.astype(np.int64)

@@ -13,9 +13,9 @@ import pytest
 from commands import SETTINGS, Shop, clusters, done
 from filelock import FileLock
 from hypothesis import settings
-from numba.core import dispatcher
 from PIL import Image
 
+from gpq_faiss import compiled
 from gpq_faiss.errors import GpqError
 
 MEMORY = "/dev/shm"  # noqa: S108  (a file system in memory: on a disk, every output waits for it)
@@ -45,7 +45,7 @@ def _lock(name: str) -> FileLock:
     return FileLock(Path(__file__).with_name("__pycache__") / f"{name}.lock", timeout=120)
 
 
-class _SharedCache(dispatcher.FunctionCache):
+class _SharedCache(compiled._Cache):
     """A cache for processes that wait for the first one, which compiles a loop for all."""
 
     def load_overload(self, *arguments: Any) -> Any:
@@ -63,7 +63,7 @@ class _SharedCache(dispatcher.FunctionCache):
         _lock(self._py_func.__qualname__).release()
 
 
-dispatcher.FunctionCache = _SharedCache
+compiled._Cache = _SharedCache
 
 
 @pytest.fixture(scope="session")
