@@ -54,23 +54,16 @@ def with_labels(dataset: Dataset, labels: Any, o: Options, index: Any = None) ->
     if isinstance(labels, str | os.PathLike):
         files = files_of(labels)
         source, labels = files[0].name, _read_column(files, "labels")
-    is_pandas, has_ids = hasattr(labels, "iloc"), dataset.has_ids
-    is_unique = is_pandas and index is not None and labels.index.is_unique and index.is_unique
-    if is_unique and not has_ids and {*labels.index} <= {*index}:
-        labels = labels.reindex(index).reset_index(drop=True)
-    rows = list(labels) if isinstance(labels, tuple | Iterator | ItemsView) else labels
-    labels = _pairs_table("labels", rows) if _are_pairs(rows) else rows
-    if _is_table(labels, o):
+    elif isinstance(labels, tuple | Iterator | ItemsView):
+        labels = list(labels)
+    if hasattr(labels, "iloc"):
+        labels = _of_pandas(labels, dataset, index)
+    if _are_pairs(labels):
+        labels = _pairs_table("labels", labels)
+    elif _is_table(labels, o):
         labels = frame_table(labels)
-    elif hasattr(labels, "items"):  # a dict, or a Series of pandas
-        key = usual("items", [labels.index.name] if is_pandas else []) or (
-            "index" if is_pandas and not has_ids else "id"
-        )
-        labels = (
-            labels.tolist()
-            if is_pandas and labels.index.tolist() == [*range(len(dataset))]
-            else _pairs_table("labels", [*labels.items()], key)
-        )
+    elif isinstance(labels, Mapping):
+        labels = _pairs_table("labels", [*labels.items()])
     if isinstance(labels, Table):
         return _matched(dataset, labels, o, source)
     if o.label_column or o.id_column:
@@ -78,6 +71,24 @@ def with_labels(dataset: Dataset, labels: Any, o: Options, index: Any = None) ->
     return replace(
         dataset, labels=labels_of(labels, source), label_source=(source, "in their order")
     )
+
+
+def _of_pandas(labels: Any, dataset: Dataset, index: Any) -> Any:
+    """Return labels in pandas in the order of the items if their index is that of the items, else a
+    Series as a table with its index; others as they are.
+
+    Args:
+        index: that of the frame with the items, if any.
+    """
+    is_unique = index is not None and labels.index.is_unique and index.is_unique
+    if is_unique and not dataset.has_ids and {*labels.index} <= {*index}:
+        labels = labels.reindex(index).reset_index(drop=True)
+    if hasattr(labels, "columns"):
+        return labels
+    if labels.index.tolist() == [*range(len(dataset))]:
+        return labels.tolist()
+    key = usual("items", [labels.index.name]) or ("id" if dataset.has_ids else "index")
+    return _pairs_table("labels", [*labels.items()], key)
 
 
 # Files of labels and names ------------------------------------------------------------------------
