@@ -6,10 +6,10 @@ import functools
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import tee
+from itertools import chain, pairwise, repeat
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -21,7 +21,7 @@ from ..files import content_of, fingerprint
 from ..progress import stage
 from ..store.hdf5 import Texts, as_texts
 from .images import resize_square, shown, to_pixels
-from .labels import Labels, Rows, row_numbers
+from .labels import Labels, Rows
 from .tables import Matrix
 
 
@@ -97,9 +97,12 @@ class Dataset(ABC):
             )
 
     def bad_summary(self) -> str:
-        """Return ``"3 of 1,000 images cannot be read (a.jpg: not found; ...)"``."""
-        reasons = [*list(self.bad.values())[:5], *["..."] * (len(self.bad) > 5)]
-        return f"{len(self.bad):,} of {len(self):,} images cannot be read ({'; '.join(reasons)})"
+        """Return ``"9 of 1,000 images cannot be read (a.jpg: not found; ...)"``, with five names at
+        most."""
+        return (
+            f"{len(self.bad):,} of {len(self):,} images cannot be read "
+            f"({'; '.join(list(self.bad.values())[:5])})"
+        )
 
 
 @dataclass(kw_only=True)
@@ -139,7 +142,7 @@ class FeatureDataset(Dataset):
         if len(wrong):
             raise DataError(
                 f"{self.name}: NaN, infinity or only zeros (no direction) in "
-                f"{named_rows(row_numbers(rows, len(self))[wrong])}"
+                f"{named_rows(np.arange(len(self))[rows][wrong])}"
                 ": repair such rows or leave them out"
             )
         return x
@@ -175,13 +178,15 @@ class ImageDataset(Dataset):
 
     def read(self, rows: Rows) -> list[NDArray[np.uint8] | None]:
         """Return images [H, W, 3]; None for broken or missing ones, which :attr:`bad` counts."""
-        return [self.image(i) for i in row_numbers(rows, len(self)).tolist()]
+        return [self.image(i) for i in np.arange(len(self))[rows].tolist()]
 
-    def image(self, i: int) -> NDArray[np.uint8] | None:
-        """Return the image of row ``i``, [H, W, 3]; None if it cannot be read."""
+    def image(self, i: int, size: int | None = None) -> NDArray[np.uint8] | None:
+        """Return the image of row ``i``, [H, W, 3] or resized to [size, size, 3]; None if it cannot
+        be read."""
         name = shown(self.paths[i])
         try:
-            return to_pixels(self.fetch(i), name)
+            pixels = to_pixels(self.fetch(i), name)
+            return pixels if size is None else resize_square(pixels, size)
         except Exception as error:  # of a decoder, or of the source
             self.add_bad(i, name, one_line(error, 500).removeprefix(f"{name}: "))
             return None
@@ -244,7 +249,6 @@ class Reader(ExitStack):
         super().__init__()
         self.dataset, self.image_size = dataset, image_size
         self.array: NDArray[Any] | None = None
-        self._readable = np.ones(len(dataset), bool)
         self._decoders = self.enter_context(ThreadPoolExecutor(min(16, os.cpu_count() or 1)))
         self._ahead = self.enter_context(ThreadPoolExecutor(1))
 
@@ -253,14 +257,14 @@ class Reader(ExitStack):
         if isinstance(self.dataset, FeatureDataset):
             return self.dataset.read(rows), np.ones(len(rows), bool)
         # Threads help, because Pillow releases the interpreter lock.
-        images = list(self._decoders.map(self._image, rows.tolist()))
+        images = list(
+            self._decoders.map(
+                cast(ImageDataset, self.dataset).image, rows.tolist(), repeat(self.image_size)
+            )
+        )
         mask = np.array([image is not None for image in images], bool)
         pixels = [image.transpose(2, 0, 1) for image in images if image is not None]
         return np.array(pixels, np.uint8).reshape(-1, 3, self.image_size, self.image_size), mask
-
-    def _image(self, row: int) -> NDArray[np.uint8] | None:
-        image = cast(ImageDataset, self.dataset).image(row)
-        return None if image is None else resize_square(image, self.image_size)
 
     def preload(self) -> None:
         """Read everything into memory if it fits in 4 GiB."""
@@ -271,19 +275,18 @@ class Reader(ExitStack):
             self.array = np.zeros((n, *sample.shape[1:]), sample.dtype)
             with stage("reading", n) as progress:
                 for rows in np.array_split(np.arange(n), max(1, size // (32 << 20))):
-                    values, self._readable[rows] = self._load(rows)
-                    self.array[rows[self._readable[rows]]] = values
+                    values, mask = self._load(rows)
+                    self.array[rows[mask]] = values
                     progress.update(len(rows))
 
     def fetch(self, rows: NDArray[np.int64]) -> Batch:
         """Return the readable items at ``rows`` and a mask bool [len(rows)]."""
-        mask = self._readable[rows]
+        mask = ~np.isin(rows, list(self.dataset.bad))
         return self._load(rows) if self.array is None else (self.array[rows[mask]], mask)
 
     def stream(self, batches: Iterable[NDArray[np.int64]]) -> Iterator[Batch]:
         """Yield what :meth:`fetch` returns for each of ``batches`` of rows, and read one ahead."""
-        futures, ahead = tee(self._ahead.submit(self.fetch, rows) for rows in batches)
-        next(ahead, None)
-        for future in futures:
-            next(ahead, None)  # starts the next batch
+        futures = (self._ahead.submit(self.fetch, rows) for rows in batches)
+        # Each pair starts the next batch before this one is awaited.
+        for future, _ in pairwise(chain(futures, [Future[Batch]()])):
             yield future.result()

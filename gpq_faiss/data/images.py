@@ -36,9 +36,6 @@ IMAGE_SUFFIXES = frozenset(
 )
 """File name extensions of images in folders and tables."""
 
-# Only formats that Pillow decodes itself: EPS would start Ghostscript, PDF and WMF other external
-# code.
-_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 _REASONS: dict[type[Exception], str] = {
     FileNotFoundError: "not found",
     UnidentifiedImageError: "not an image, or of an unknown format",
@@ -79,7 +76,11 @@ def decode_image(
     try:
         if not isinstance(source, Image.Image):
             data = source if isinstance(source, bytes | bytearray) else Path(source).read_bytes()
-            source = Image.open(io.BytesIO(data), formats=_FORMATS)
+            # These formats are decoded by Pillow itself: EPS would start Ghostscript, PDF and WMF
+            # other external code.
+            source = Image.open(
+                io.BytesIO(data), formats=("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+            )
         if min(source.size) < 2 or source.width * source.height > max_pixels:
             raise ValueError(  # one pixel is the placeholder of a failed download
                 f"{source.width} x {source.height} pixels: at least 2 x 2 and at most "
@@ -157,18 +158,16 @@ def to_pixels(value: Any, location: str) -> NDArray[np.uint8]:
     """
     if isinstance(value, ENCODED):
         return decode_image(value, name=None if isinstance(value, str | os.PathLike) else location)
-    array = as_array(value, location)
-    if array.ndim == 2:
-        array = array[:, :, None]
-    elif array.ndim == 3 and array.shape[2] not in (1, 3) and array.shape[0] in (1, 3):
-        array = array.transpose(1, 2, 0)
+    array = np.atleast_3d(as_array(value, location))
+    if array.shape[2] not in (1, 3) and array.shape[0] in (1, 3):
+        array = np.moveaxis(array, 0, 2)
     is_image = array.shape[2:] in ((1,), (3,)) and min(array.shape[:2]) > 1
     is_unit = array.dtype.kind == "f" and array.size and array.min() >= 0 and array.max() <= 1
     if not is_image or not (is_unit or array.dtype == np.uint8):
         raise DataError(
-            f"{location}: {array.dtype} {list(array.shape)}, expected uint8, or floats from 0 to 1,"
-            " [H, W], [H, W, C], [C, H, W] with 1 or 3 channels, or a batch of these; vectors are "
-            "[N, width]"
+            f"{location}: {array.dtype} {list(np.shape(value))}, expected uint8, or floats from 0 "
+            "to 1, [H, W], [H, W, C], [C, H, W] with 1 or 3 channels, or a batch of these; vectors "
+            "are [N, width]"
         )
     rgb = np.broadcast_to(array, (*array.shape[:2], 3))
     return np.ascontiguousarray(np.round(rgb * 255) if is_unit else rgb, dtype=np.uint8)

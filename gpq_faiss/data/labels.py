@@ -52,13 +52,8 @@ def composed(text: str) -> str:
 def plain_text(value: Any) -> str:
     """Return the text of a value, empty for None and NaN; bytes are UTF-8, others are escaped."""
     text = value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
-    is_text = isinstance(value, str | bytes)
-    return text if is_text or text not in ("None", "nan", "NaT", "<NA>") else ""
-
-
-def row_numbers(rows: Rows, n: int) -> NDArray[np.int64]:
-    """Return ``rows`` (a slice or row numbers) as numbers."""
-    return np.arange(*rows.indices(n)) if isinstance(rows, slice) else np.asarray(rows, np.int64)
+    is_missing = text in ("None", "nan", "NaT", "<NA>") and not isinstance(value, str | bytes)
+    return "" if is_missing else text
 
 
 def _names(class_names: Iterable[object]) -> tuple[str, ...]:
@@ -82,7 +77,9 @@ class Labels:
 
     @classmethod
     def _of_pairs(cls, n: int, rows: Any, classes: Any, names: tuple[str, ...]) -> Labels:
-        """Return the labels of ``n`` items that have class ``classes[i]`` at ``rows[i]``."""
+        """Return the labels of ``n`` items that have class ``classes[i]`` at ``rows[i]``; there is
+        no label where one of the two is -1."""
+        rows, classes = np.stack([rows, classes])[:, (rows >= 0) & (classes >= 0)]
         packed = np.zeros((n, (len(names) + 7) // 8), dtype=np.uint8)
         np.bitwise_or.at(packed, (rows, classes >> 3), (128 >> (classes & 7)).astype(np.uint8))
         return cls(packed, names)
@@ -109,10 +106,8 @@ class Labels:
                 f"label {array[wrong[0]]} at {named_rows(wrong)} is out of range"
                 f": class numbers are whole, from 0 (-1: none), at most {limit:,} classes"
             )
-        array = array.astype(np.int64)
-        rows = np.flatnonzero(array >= 0)
         names = _names(class_names or range(max(1, int(array.max(initial=-1)) + 1)))
-        return cls._of_pairs(len(array), rows, array[rows], names)
+        return cls._of_pairs(len(array), np.arange(len(array)), array.astype(np.int64), names)
 
     @classmethod
     def from_multihot(cls, array: NDArray[Any], class_names: Sequence[str] | None = None) -> Labels:
@@ -151,8 +146,9 @@ class Labels:
         are_bits = texts <= {*YES, *NO} and max(widths, default=0) > 1
         if are_bits and len(widths) == 1:
             return cls.from_multihot(np.isin([row or ["0"] * max(widths) for row in items], YES))
-        may_be_bits = are_bits or (is_numbers and len(widths) == 1)
-        if may_be_bits and any(len({*row}) < len(row) for row in items):
+        if (are_bits or (is_numbers and len(widths) == 1)) and any(
+            len({*row}) < len(row) for row in items
+        ):
             raise DataError(
                 "an item has a number twice: class numbers, or 0 and 1 of each class for every "
                 "item, are needed"
@@ -176,10 +172,9 @@ class Labels:
     @cached_property
     def _pairs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Row and class of every label, in the order of the rows."""
-        positions = np.flatnonzero(self.packed != 0)
-        index, bit = np.nonzero(np.unpackbits(self.packed.reshape(-1, 1)[positions], axis=1))
-        row, byte = np.divmod(positions[index], max(1, self.packed.shape[1]))
-        return row, 8 * byte + bit
+        rows, columns = np.nonzero(self.packed != 0)  # faster than of bytes
+        index, bits = np.nonzero(np.unpackbits(self.packed[rows, columns, None], axis=1))
+        return rows[index], 8 * columns[index] + bits
 
     @property
     def multi_label(self) -> bool:
@@ -207,11 +202,9 @@ class Labels:
         dropped.
         """
         positions = {name: c for c, name in enumerate(class_names)}
-        number = np.array([positions.get(name, -1) for name in self.class_names], np.int64)
-        rows, classes = self._pairs[0], number[self._pairs[1]]
-        return self._of_pairs(
-            len(self), rows[classes >= 0], classes[classes >= 0], tuple(positions)
-        )
+        numbers = np.array([positions.get(name, -1) for name in self.class_names], np.int64)
+        rows, classes = self._pairs
+        return self._of_pairs(len(self), rows, numbers[classes], tuple(positions))
 
     def take(self, rows: Rows) -> Labels:
         """Return the labels of ``rows`` (a slice, positions or a mask), over the same classes."""
@@ -222,10 +215,8 @@ class Labels:
         ``items[i]``, -1 for none; an item may have those of several rows.
         """
         rows, classes = self._pairs
-        is_used = items[rows] >= 0
-        used, numbers = np.unique(classes[is_used], return_inverse=True)
-        names = tuple(self.class_names[c] for c in used)
-        return self._of_pairs(n, items[rows[is_used]], numbers, names)
+        labels = self._of_pairs(n, items[rows], classes, self.class_names)
+        return labels.over(np.array(self.class_names, object)[labels.counts() > 0])
 
     def masked(self, rows: NDArray[Any]) -> Labels:
         """Return the same N items with labels at ``rows`` only; others become unlabelled."""
@@ -268,8 +259,9 @@ def labels_of(values: Any, source: str) -> Labels:
         ):
             if values.ndim < 2 or 1 in values.shape:
                 # Over the classes that occur.
-                labels = Labels.from_ids(values.reshape(-1))
-                return labels.of_items(np.arange(len(labels)), len(labels))
+                return Labels.from_ids(values.reshape(-1)).of_items(
+                    np.arange(values.size), values.size
+                )
             return Labels.from_multihot(
                 np.where(np.isnan(values).all(axis=1, keepdims=True), 0, values)
             )
@@ -291,10 +283,9 @@ def _texts(value: Any) -> tuple[str, ...]:
 
     Raises DataError: a dict, a list in a list, or another object.
     """
-    if isinstance(value, str):
-        return _texts_of(value)
     value = value.tolist() if hasattr(value, "tolist") else value
-    is_list = isinstance(value, Iterable) and not isinstance(value, bytes | bytearray | Mapping)
+    is_text = isinstance(value, str | bytes | bytearray)
+    is_list = not is_text and isinstance(value, Iterable) and not isinstance(value, Mapping)
     items = [x.tolist() if hasattr(x, "tolist") else x for x in (value if is_list else [value])]
     for item in items:
         if not isinstance(item, Hashable) or isinstance(item, tuple | frozenset):
@@ -309,15 +300,14 @@ def _texts(value: Any) -> tuple[str, ...]:
 @lru_cache(maxsize=1 << 16, typed=True)  # values occur many times
 def _texts_of(value: Any) -> tuple[str, ...]:
     """Return the texts of a value that is not a list. Raises DataError: a fraction."""
-    if isinstance(value, float) and value % 1 > 0:
-        raise DataError(f"label {value}: class numbers are whole")
     text = composed(plain_text(int(value) if isinstance(value, bool) else value)).strip()
-    if not isinstance(value, str | bytes):
-        return (text,) if text else ()
     if ROW.fullmatch(text):
         return tuple(str(int(cell[0][0] in "1tT")) for cell in re.finditer(_CELL, text, re.I))
-    if re.fullmatch(r"-?\d*\.\d+(e[+-]?\d+)?", text, re.IGNORECASE):  # 1.0 and 0.5 as numbers
-        return _texts_of(float(text))
+    is_decimal = re.fullmatch(r"-?\d*\.\d+(e[+-]?\d+)?", text, re.IGNORECASE)
+    if is_decimal or (isinstance(value, float) and text):  # such as 1.0 and 0.5
+        if float(text) % 1 != 0:
+            raise DataError(f"label {text}: class numbers are whole")
+        return (str(int(float(text))),)
     # Also "[np.int64(3)]" and "tensor(3)".
     text = re.sub(
         r"^(?:frozen)?set\((.*)\)$|^\{\}$|\b(?:np\.\w+|array|tensor)\(([^()]*)\)",

@@ -57,8 +57,12 @@ def open_table(name: str, table: Table, o: Options, mark: str = "", folder: str 
         return replace(open_array(table.arrays[image], o), name=name, **attributes)
     if table.kinds[image] not in ("image", "bytes"):
         listed = table.texts(image).tolist()
-        folder = folder if o.root is None else os.path.expanduser(o.root)
-        paths = [os.path.join(folder, text.replace("\\", "/")) for text in listed]
+        paths = [
+            os.path.join(
+                folder if o.root is None else os.path.expanduser(o.root), text.replace("\\", "/")
+            )
+            for text in listed
+        ]
         if not any(map(os.path.isfile, paths)):
             raise DataError(
                 f"{table.source}: none of its {len(paths):,} images exists "
@@ -69,14 +73,14 @@ def open_table(name: str, table: Table, o: Options, mark: str = "", folder: str 
         return image_files(name, paths, listed, max_bad=o.max_bad, **attributes)
 
     def fetch(i: int) -> bytes | str:
-        value = table.rows[image][i].as_py() or {}
+        value = table.data[image][i].as_py() or {}
         return value if isinstance(value, bytes) else value.get("bytes") or value.get("path") or b""
 
     return ImageDataset(
         name=name,
         fingerprint=mark,
         paths=[
-            f"{name}!{text}" for text in attributes["texts"].get("name", range(len(table.rows)))
+            f"{name}!{text}" for text in attributes["texts"].get("name", range(len(table.data)))
         ],
         fetch=fetch,
         max_bad=o.max_bad,
@@ -101,8 +105,10 @@ def open_files(path: str, o: Options, *, form: str = "features") -> Dataset:
     if "codebooks" in table.kinds:
         raise DataError(f"{name} was written by gpq encode: give the data that it encoded")
     if metadata:
-        numbers = [[re.findall(r"\d+", file.stem) for file in part] for part in (files, metadata)]
-        if len(files) == len(metadata) and numbers[0] != numbers[1]:
+        if len(files) == len(metadata) and any(
+            re.findall(r"\d+", file.stem) != re.findall(r"\d+", texts.stem)
+            for file, texts in zip(files, metadata, strict=True)
+        ):
             raise DataError(f"{name}: the files of img_emb and metadata have different numbers")
         table = Table(str(metadata[0].parent.parent), table.arrays, open_tables(metadata).data)
     if {*table.of_kind("image", "bytes")} - {*table.arrays} and o.vectors is None:
@@ -269,8 +275,12 @@ def _targets(source: Any) -> tuple[Any, Any]:
             raise DataError(
                 "joined data sets have different classes: put their images in one folder"
             )
-        has_all = all(targets is not None for targets, _ in parts)
-        return np.concatenate([targets for targets, _ in parts]) if has_all else None, parts[0][1]
+        return (
+            np.concatenate([targets for targets, _ in parts])
+            if all(targets is not None for targets, _ in parts)
+            else None,
+            parts[0][1],
+        )
     if getattr(source, "target_transform", None) is not None:
         return None, None
     # Of ImageNet's classes, two are called crane.
@@ -289,8 +299,11 @@ def open_items(source: Any, o: Options) -> Dataset:
     time. Labels are its ``targets``, else in the items, which are then all read.
     """
     name, lock = type(source).__name__, threading.Lock()
-    is_indexed = {"__getitem__", "__len__"} <= {*dir(source)}
-    if not is_indexed or isinstance(source, Mapping | tuple) or not len(source):
+    if (
+        not {"__getitem__", "__len__"} <= {*dir(source)}
+        or isinstance(source, Mapping | tuple)
+        or not len(source)
+    ):
         raise UsageError(
             f"{name} is empty, or not read as items: give an array, a table, a list, or a data set "
             "with len() and [i]; labels are given as labels=..."
@@ -329,14 +342,12 @@ def open_items(source: Any, o: Options) -> Dataset:
         max_bad=o.max_bad,
         **attributes,
     )
-    return replace(
-        dataset,
-        fingerprint=fingerprint(
-            "items",
-            str(len(paths)),
-            *(b"" if image is None else image.tobytes() for image in dataset.sample()),
-        ),
+    dataset.fingerprint = fingerprint(
+        "items",
+        str(len(paths)),
+        *(b"" if image is None else image.tobytes() for image in dataset.sample()),
     )
+    return dataset
 
 
 # Forms --------------------------------------------------------------------------------------------
@@ -468,26 +479,24 @@ def open_data(
         >>> len(digits), digits.require_labels().n_classes, digits.read(digits.ids[:1])[0].shape
         (1797, 10, (8, 8, 3))
     """
-    attached = {
-        name: value
-        for name, value in (("label", labels), ("id", ids), ("name", names))
-        if value is not None
-    }
+    attached = {"label": labels, "id": ids, "name": names}
+    attached = {name: value for name, value in attached.items() if value is not None}
     form, opener, takes, opened = _opener(source)
     allowed = ["max_bad", *takes.split(), *["id_column", "label_column"] * ("label" in attached)]
     if wrong := [option for option in read if option not in allowed]:
         raise UsageError(f"--read {wrong[0]} does not apply to {form}: use {', '.join(allowed)}")
-    lists = {n: read[n].split(",") for n in ("keep", "vectors") if isinstance(read.get(n), str)}
-    options = Options(**read | lists)
-    in_source = [
-        name
-        for name, value in attached.items()
+    options = Options(
+        **read
+        | {n: read[n].split(",") for n in ("keep", "vectors") if isinstance(read.get(n), str)}
+    )
+    columns: dict[str, Any] = {
+        f"{name}_column": attached.pop(name)
+        for name, value in list(attached.items())
         if takes == _TABLE
         and isinstance(value, str)
         and not os.path.splitext(value)[1]
         and not os.path.exists(value)
-    ]
-    columns: dict[str, Any] = {f"{name}_column": attached.pop(name) for name in in_source}
+    }
     if "label" in attached:  # the columns of labels and ids that are named are of these labels
         columns = {"label_column": None, "id_column": None, "with_labels": False} | columns
     dataset = opener(opened, replace(options, **columns))

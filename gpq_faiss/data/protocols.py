@@ -71,8 +71,9 @@ class Split:
 
     def training_labels(self, labels: Labels) -> Labels:
         """Return labels for the training: of the labelled items, over the seen classes."""
-        classes = range(labels.n_classes) if self.seen_classes is None else self.seen_classes
-        return labels.masked(self.labelled).over([labels.class_names[c] for c in classes])
+        return labels.masked(self.labelled).over(
+            labels.class_names[c] for c in self.seen_classes or range(labels.n_classes)
+        )
 
     def save(self, path: str | Path) -> None:
         """Write as JSON, with the rows of each role in one text."""
@@ -221,7 +222,8 @@ def make_split(
     has_unseen = protocol in ("2", "transfer")
     share = "1" if has_unseen or labelled == "all" else str(1 / 12)
     spec = share if labelled in (None, "", "all") else str(labelled)
-    has_label, query = labels.has(), np.zeros(len(labels), bool)
+    has_label = usable = labels.has()
+    query = np.zeros(len(labels), bool)
     visible, seen_classes = labels, None
     with errors_of(source):
         if has_unseen:
@@ -230,17 +232,15 @@ def make_split(
             names = [labels.class_names[c] for c in seen_classes]
             hidden = labels.over(set(labels.class_names) - set(names)).has()
             first = _first_halves(labels, hidden, seed)
-            query, database, training = hidden & ~first, hidden & first, has_label & ~hidden
-            if protocol == "2":
-                database, training = has_label & (hidden == first), training & first
-            visible = labels.masked(training).over(names)
-        else:
-            if protocol == "1":
-                free = has_label.copy()
-                if not _SPEC.fullmatch(spec):
-                    free[read_rows(spec, ids, "--labelled", has_label)] = False
-                query[_choose(labels, free, queries, seed, _QUERY, ids)] = True
-            database = training = has_label & ~query
+            query = hidden & ~first
+            usable = has_label & ~hidden & (first if protocol == "2" else True)
+            visible = labels.masked(usable).over(names)
+        elif protocol == "1":
+            free = has_label.copy()
+            if not _SPEC.fullmatch(spec):
+                free[read_rows(spec, ids, "--labelled", has_label)] = False
+            query[_choose(labels, free, queries, seed, _QUERY, ids)] = True
+        training = usable & ~query
         if protocol != "none" and not query.any():
             raise DataError(
                 f"{len(labels):,} items of {labels.n_classes:,} classes are too few for queries"
@@ -263,6 +263,9 @@ def make_split(
         unlabelled=np.setdiff1d(
             np.flatnonzero(training if protocol == "transfer" else ~query), chosen
         ),
-        database=np.setdiff1d(np.flatnonzero(database), chosen),
+        # Protocols 2 and transfer search no item that the training may use.
+        database=np.setdiff1d(
+            np.flatnonzero(has_label & ~query), np.flatnonzero(training) if has_unseen else chosen
+        ),
         seen_classes=seen_classes,
     )

@@ -10,11 +10,9 @@ import contextlib
 import csv
 import fnmatch
 import functools
-import io
 import json
 import re
 import tempfile
-import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +29,7 @@ from ..ids import whole_numbers
 from ..inputs import file_form, natural_order, read_text, reading
 from ..store.hdf5 import Hdf5Array, Texts, as_texts, open_hdf5
 from .images import is_image_name
-from .labels import NO, WHOLE, YES, Labels, Rows, labels_of, plain_text, row_numbers
+from .labels import NO, WHOLE, YES, Labels, Rows, labels_of, plain_text
 
 # Matrices -----------------------------------------------------------------------------------------
 
@@ -60,17 +58,18 @@ class JoinedMatrix:
                     f"{names[0]} is {list(matrices[0].shape)}, {name} {list(matrix.shape)}"
                     f": rows of one width are needed"
                 )
-        self._matrices, self.dtype = matrices, np.dtype(np.float32)
-        self._starts = np.cumsum([0, *(matrix.shape[0] for matrix in matrices)])
-        self.shape = (int(self._starts[-1]), matrices[0].shape[1])
+        sizes = [matrix.shape[0] for matrix in matrices]
+        self.shape, self.dtype = (sum(sizes), matrices[0].shape[1]), np.dtype(np.float32)
+        self._matrices = matrices
+        # The matrix of each row, and its row there.
+        self._numbers = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+        self._rows = np.concatenate([np.arange(size) for size in sizes])
 
     def __getitem__(self, rows: Rows) -> NDArray[np.float32]:
-        numbers = row_numbers(rows, self.shape[0])
-        matrix_of = np.searchsorted(self._starts, numbers, side="right") - 1
+        numbers, matrix_rows = self._numbers[rows], self._rows[rows]
         out = np.empty((len(numbers), self.shape[1]), np.float32)
-        for i in np.unique(matrix_of).tolist():
-            mask = matrix_of == i
-            out[mask] = self._matrices[i][numbers[mask] - self._starts[i]]
+        for i in np.unique(numbers).tolist():
+            out[numbers == i] = self._matrices[i][matrix_rows[numbers == i]]
         return out
 
 
@@ -84,21 +83,19 @@ _NPY_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header
 def npz_arrays(path: Path) -> dict[str, Matrix]:
     """Return the arrays of an ``.npz`` by name, each decompressed when it is first read."""
 
-    def load(member: str) -> NDArray[Any]:
+    def load(name: str) -> NDArray[Any]:
         with (
             reading(path, "an .npz archive without Python objects (.astype(str) of texts)"),
             np.load(path) as archive,
         ):
-            return np.asarray(archive[member])
+            return np.asarray(archive[name])
 
     arrays: dict[str, Matrix] = {}
-    with zipfile.ZipFile(path) as archive:
-        for member in archive.namelist():
-            with archive.open(member) as file:
+    with np.load(path) as archive:
+        for name in archive.files:
+            with archive.zip.open(f"{name}.npy") as file:
                 shape, _, dtype = _NPY_HEADERS[npy.read_magic(file)](file)
-            arrays[member.removesuffix(".npy")] = LazyArray(
-                shape, dtype, functools.partial(load, member)
-            )
+            arrays[name] = LazyArray(shape, dtype, functools.partial(load, name))
     return arrays
 
 
@@ -183,16 +180,13 @@ class Table:
     Attributes:
         source: for messages.
         arrays: numbers or texts [N], and matrices, by name.
-        data: a ``pyarrow.dataset.Dataset`` or a table, if any; ``arrays`` go before its columns.
+        data: a table or a ``Dataset`` of pyarrow, if any; ``arrays`` go before its columns.
         kinds: name -> ``list`` (rows of numbers), ``number``, ``text``, ``image`` (also arrays of
             more dimensions), ``bytes`` or ``other``.
     """
 
     def __init__(self, source: str, arrays: Mapping[str, Matrix], data: Any = None) -> None:
-        self.source, self.arrays, self.rows = source, dict(arrays), data
-        self.data: Any = (
-            None if data is None else _library("pyarrow.dataset", source).dataset([data])
-        )
+        self.source, self.arrays, self.data = source, dict(arrays), data
         self.kinds = {
             field.name: next(
                 kind for kind, form in _KINDS.items() if re.match(form, str(field.type))
@@ -221,14 +215,11 @@ class Table:
         """Return the values of a column: an array of numbers, or of Python's objects."""
         if name in self.arrays:
             return np.asarray(self.arrays[name][:])
-        if hasattr(self.rows, "column"):  # in memory, where a scan takes long over many columns
-            return np.asarray(self.rows.column(name).to_pandas())
+        if hasattr(self.data, "column"):  # in memory, where a scan takes long over many columns
+            return np.asarray(self.data.column(name).to_pandas())
         kind = self.data.schema.field(name).type
-        return np.asarray(
-            _library("pyarrow", self.source)
-            .chunked_array([chunk.cast(kind) for chunk in self._batches(name, 1 << 16)], kind)
-            .to_pandas()
-        )
+        chunks = [chunk.cast(kind) for chunk in self._batches(name, 1 << 16)]
+        return np.asarray(_library("pyarrow", self.source).chunked_array(chunks, kind).to_pandas())
 
     def texts(self, name: str) -> Texts:
         """Return a column as texts; empty where there is no value."""
@@ -252,8 +243,10 @@ class Table:
                 )
         if name in self.arrays or self.kinds[name] != "list":
             return self.arrays[name] if name in self.arrays else self.values(name)
-        first = next(self._batches(name, 1), None)
-        shape = self.data.count_rows(), 0 if first is None else len(first[0].as_py() or ())
+        shape = (
+            _library("pyarrow.dataset", self.source).dataset([self.data]).count_rows(),
+            next((len(lists[0].as_py() or ()) for lists in self._batches(name, 1)), 0),
+        )
         return LazyArray(shape, np.float32, functools.partial(self._rows, name, shape))
 
     def _batches(self, name: str, size: int) -> Iterator[Any]:
@@ -261,11 +254,12 @@ class Table:
 
         Raises DataError: they are damaged.
         """
-        parquet = _library("pyarrow.parquet", self.source)
         try:
-            for part in self.data.get_fragments():
+            for part in (
+                _library("pyarrow.dataset", self.source).dataset([self.data]).get_fragments()
+            ):
                 reader = (
-                    parquet.ParquetFile(part.path).iter_batches
+                    _library("pyarrow.parquet", self.source).ParquetFile(part.path).iter_batches
                     if type(part).__name__ == "ParquetFileFragment"
                     else part.to_batches
                 )
@@ -289,9 +283,10 @@ class Table:
                     f"{self.source}: {name!r} has {shape[1]} numbers in row 0, but not in "
                     f"{named_rows(start + wrong)}: leave such rows out"
                 )
-            stop = start + len(lists)
-            out[start:stop] = lists.flatten().to_numpy(zero_copy_only=False).reshape(-1, shape[1])
-            start = stop
+            out[start : start + len(lists)] = (
+                lists.flatten().to_numpy(zero_copy_only=False).reshape(-1, shape[1])
+            )
+            start += len(lists)
         return out
 
     def labels(self, o: Options) -> Labels:
@@ -333,8 +328,11 @@ class Table:
             }
         if ids is not None:
             values = self.values(self.column(ids, "ids"))
-            is_text = o.id_column is None and self.kinds[ids] == "text"
-            if is_text and not all(WHOLE.fullmatch(plain_text(value)) for value in values):
+            if (
+                o.id_column is None
+                and self.kinds[ids] == "text"
+                and not all(WHOLE.fullmatch(plain_text(value)) for value in values)
+            ):
                 attributes["notes"] += [
                     f"{ids!r} holds texts: they are the names; ids are row numbers"
                 ]
@@ -369,9 +367,12 @@ class Table:
         """
         used = {o.label_column, o.id_column, o.name_column, *o.keep, usual("labels", self.kinds)}
         lists = [name for name in self.of_kind("list") if name not in used]
-        unused = [n for n in self.kinds if n not in used and usual("keys", [n]) is None]
-        numbers = [name for name in self.of_kind("number") if name in unused]
-        prefixes = {name: re.sub(r"\d+$", "", name) for name in unused}
+        prefixes = {
+            name: re.sub(r"\d+$", "", name)
+            for name in self.kinds
+            if name not in used and usual("keys", [name]) is None
+        }
+        numbers = [name for name in prefixes if self.kinds[name] == "number"]
         numbered = [p for p, n in Counter(prefixes[name] for name in numbers).items() if n > 1]
         # Two groups of numbered columns are ambiguous.
         chosen = (
@@ -390,11 +391,10 @@ class Table:
             chosen = [name] if name else [*lists, *(chosen if numbered else [])]
         if len(chosen) == 1:
             return self.matrix(chosen[0]), [f"vectors are in column {chosen[0]!r}"]
-        are_numbers = {*map(self.kinds.get, chosen)} == {"number"}
         lengths = {self.arrays[name].shape[0] for name in chosen if name in self.arrays}
         # Arrays that are not named may be one vector for each name.
         if (
-            not are_numbers
+            {*map(self.kinds.get, chosen)} != {"number"}
             or len(lengths) > 1
             or (lengths and o.vectors is None)
             or any(map(is_image_name, chosen))
@@ -422,21 +422,18 @@ class Table:
 
     def image_column(self, requested: str | None) -> str | None:
         """Return the column of images or of their paths, if any: the requested, or a usual one."""
-        if requested is not None:
-            return self.column(requested, "image_column")
         images = self.of_kind("image", "bytes") or [
             name
             for name in self.of_kind("text")
             if usual("images", [name]) and any(map(is_image_name, self.texts(name)[:100]))
         ]
-        if len(images) > 1 and usual("images", images) is None:
+        if len(images) > 1 and requested is None and usual("images", images) is None:
             raise DataError(
-                f"{self.source} has several columns of images ({', '.join(images[:20])})"
-                ": name one with --read image_column"
-                + ", or rename the files: keys of tars have no dots"
-                * any("." in n for n in images)
+                f"{self.source} has several columns of images ({', '.join(images[:20])}): name one "
+                "with --read image_column, or rename the files: keys of tars have no dots"
             )
-        return usual("images", images) or next(iter(images), None)
+        name = requested or usual("images", images) or next(iter(images), None)
+        return name and self.column(name, "image_column")
 
 
 # Files of tables ----------------------------------------------------------------------------------
@@ -558,12 +555,10 @@ def _csv(path: Path) -> Any:
     first = text.partition("\n")[0]
     # Commas before a semicolon are decimal.
     separator = max(",;\t|", key=re.sub(r"(?<=\d),(?=\d+(;|$))", "", first).count)
-    names = next(csv.reader([first], delimiter=separator), [])
     names = [
-        name.strip() or f"Unnamed: {i}" + ".1" * (f"Unnamed: {i}" in names)  # as in pandas
-        for i, name in enumerate(names)
+        name.strip() or f"Unnamed: {i}" + ".1" * (f"Unnamed: {i}" in first)  # as in pandas
+        for i, name in enumerate(next(csv.reader([first], delimiter=separator), []))
     ]
-    texts = [name for name in names if usual("labels", [name]) or usual("keys", [name]) is not None]
     counted = [str(i) for i in range(len(names))]
     is_row = all(NUMBER.fullmatch(name.replace(",", ".")) for name in names) or any(
         is_image_name(name) or (NUMBER.fullmatch(name) and "." in name) for name in names
@@ -579,11 +574,15 @@ def _csv(path: Path) -> Any:
             f": a table with a header line is needed"
         )
     return reader.read_csv(
-        io.BytesIO(text.encode()),
+        _library("pyarrow", path).BufferReader(text.encode()),
         reader.ReadOptions(use_threads=False, column_names=names, skip_rows=int(has_header)),
         reader.ParseOptions(delimiter=separator, newlines_in_values=True),
         reader.ConvertOptions(
-            column_types=dict.fromkeys(texts, "string"),
+            column_types={
+                name: "string"
+                for name in names
+                if usual("labels", [name]) or usual("keys", [name]) is not None
+            },
             true_values=[],
             false_values=[],
             decimal_point="." if separator != ";" or re.search(r"\d\.\d", text) else ",",
