@@ -284,8 +284,9 @@ def _texts(value: Any) -> tuple[str, ...]:
     Raises DataError: a dict, a list in a list, or another object.
     """
     value = value.tolist() if hasattr(value, "tolist") else value
-    is_text = isinstance(value, str | bytes | bytearray)
-    is_list = not is_text and isinstance(value, Iterable) and not isinstance(value, Mapping)
+    is_list = isinstance(value, Iterable) and not isinstance(
+        value, str | bytes | bytearray | Mapping
+    )
     items = [x.tolist() if hasattr(x, "tolist") else x for x in (value if is_list else [value])]
     for item in items:
         if not isinstance(item, Hashable) or isinstance(item, tuple | frozenset):
@@ -303,8 +304,8 @@ def _texts_of(value: Any) -> tuple[str, ...]:
     text = composed(plain_text(int(value) if isinstance(value, bool) else value)).strip()
     if ROW.fullmatch(text):
         return tuple(str(int(cell[0][0] in "1tT")) for cell in re.finditer(_CELL, text, re.I))
-    is_decimal = re.fullmatch(r"-?\d*\.\d+(e[+-]?\d+)?", text, re.IGNORECASE)
-    if is_decimal or (isinstance(value, float) and text):  # such as 1.0 and 0.5
+    # Such as 1.0 and 0.5.
+    if re.fullmatch(r"-?\d*\.\d+(e[+-]?\d+)?", text, re.I) or (text and isinstance(value, float)):
         if float(text) % 1 != 0:
             raise DataError(f"label {text}: class numbers are whole")
         return (str(int(float(text))),)

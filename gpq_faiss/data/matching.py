@@ -56,14 +56,25 @@ def with_labels(dataset: Dataset, labels: Any, o: Options, index: Any = None) ->
         source, labels = files[0].name, _read_column(files, "labels")
     elif isinstance(labels, tuple | Iterator | ItemsView):
         labels = list(labels)
-    if hasattr(labels, "iloc"):
-        labels = _of_pandas(labels, dataset, index)
+    is_pandas = hasattr(labels, "iloc")
+    if (
+        is_pandas
+        and index is not None
+        and not dataset.has_ids
+        and index.is_unique
+        and labels.index.is_unique
+        and {*labels.index} <= {*index}
+    ):
+        labels = labels.reindex(index).reset_index(drop=True)
     if _are_pairs(labels):
         labels = _pairs_table("labels", labels)
     elif _is_table(labels, o):
         labels = frame_table(labels)
     elif isinstance(labels, Mapping):
         labels = _pairs_table("labels", [*labels.items()])
+    elif is_pandas and labels.index.tolist() != [*range(len(dataset))]:
+        key = usual("items", [labels.index.name]) or ("id" if dataset.has_ids else "index")
+        labels = _pairs_table("labels", [*labels.items()], key)
     if isinstance(labels, Table):
         return _matched(dataset, labels, o, source)
     if o.label_column or o.id_column:
@@ -71,24 +82,6 @@ def with_labels(dataset: Dataset, labels: Any, o: Options, index: Any = None) ->
     return replace(
         dataset, labels=labels_of(labels, source), label_source=(source, "in their order")
     )
-
-
-def _of_pandas(labels: Any, dataset: Dataset, index: Any) -> Any:
-    """Return labels in pandas in the order of the items if their index is that of the items, else a
-    Series as a table with its index; others as they are.
-
-    Args:
-        index: that of the frame with the items, if any.
-    """
-    is_unique = index is not None and labels.index.is_unique and index.is_unique
-    if is_unique and not dataset.has_ids and {*labels.index} <= {*index}:
-        labels = labels.reindex(index).reset_index(drop=True)
-    if hasattr(labels, "columns"):
-        return labels
-    if labels.index.tolist() == [*range(len(dataset))]:
-        return labels.tolist()
-    key = usual("items", [labels.index.name]) or ("id" if dataset.has_ids else "index")
-    return _pairs_table("labels", [*labels.items()], key)
 
 
 # Files of labels and names ------------------------------------------------------------------------
@@ -172,16 +165,13 @@ def _number(key: str) -> str:
     return key.lstrip("0") or "0"
 
 
-def _stem(key: str) -> str:
-    """Return a key without folders and ending; that of ``v1.2`` is no ending."""
-    return re.sub(r"(?<=.)\.[a-z]\w{0,4}$", "", os.path.basename(key), flags=re.IGNORECASE)
-
-
+_ENDING = re.compile(r"(?<=.)\.[a-z]\w{0,4}$", re.IGNORECASE)
+"""The ending of a file name; ``v1.2`` has none."""
 _WAYS: dict[str, Callable[[str], str]] = {
     "name": str,
     "file name": os.path.basename,
-    "name without ending": _stem,
-    "name without zeros": lambda key: _number(_stem(key)),
+    "name without ending": lambda key: _ENDING.sub("", os.path.basename(key)),
+    "name without zeros": lambda key: _number(_ENDING.sub("", os.path.basename(key))),
 }
 """Ways in which a column of a table may give the names of items; of two, the first one counts. Ids
 and row numbers are compared without leading zeros."""
@@ -200,14 +190,13 @@ class _KeyColumn:
     Attributes:
         name: its name in the table.
         keys: its values as texts, empty where there is none.
-        is_preferred: whether it was requested, or has a usual name.
-        is_counter: whether it has a name that pandas gives to row numbers, and was not requested.
+        rank: 1 if it was requested or has a usual name, -1 if it has a name that pandas gives to
+            row numbers, else 0.
     """
 
     name: str
     keys: list[str]
-    is_preferred: bool
-    is_counter: bool
+    rank: int
 
     @cached_property
     def different_keys(self) -> list[str]:
@@ -231,13 +220,13 @@ def _key_columns(table: Table, o: Options) -> list[_KeyColumn]:
     ]
     if o.id_column:
         names = [table.column(o.id_column, "id_column")]
-    preferred = o.id_column or usual("items", names)
+    preferred = usual("items", names)
     return [
         _KeyColumn(
             name,
             list(map(_key, table.values(name))),
-            is_preferred=name == preferred,
-            is_counter=not o.id_column and usual("counters", [name]) is not None,
+            rank=int(name in (o.id_column, preferred))
+            or -int(usual("counters", [name]) is not None),
         )
         for name in names
     ]
@@ -282,12 +271,13 @@ def _matches(
     """
     for column in columns:
         for way, rows in item_keys.items():
-            shorten = _WAYS.get(way, _number)
-            item_of = {key: rows.get(shorten(key), -1) for key in column.different_keys}
+            item_of = {
+                key: rows.get(_WAYS.get(way, _number)(key), -1) for key in column.different_keys
+            }
             items = [item for item in item_of.values() if item >= 0]
             is_likely = 2 * len(items) >= min(len(item_of), len(rows))
             may_match = (
-                column.is_preferred
+                column.rank > 0
                 or (way == "row number" and len(item_of) == len(column.keys))
                 or (
                     is_likely
@@ -295,9 +285,8 @@ def _matches(
                 )
             )
             if items and len({*items}) == len(items) and may_match:
-                rank = column.is_preferred - column.is_counter
                 are_ids = way == "id" and usual("ids", [column.name]) is not None
-                quality = is_likely, column.are_texts, rank, are_ids, len(items)
+                quality = is_likely, column.are_texts, column.rank, are_ids, len(items)
                 yield _Match(column, way, item_of, quality)
 
 
@@ -317,7 +306,7 @@ def _check_numbering(
     if match.way == "row number":
         numbers = {*map(_number, column.different_keys)}
         from_one = {str(i + 1) for i in range(len(numbers))}
-        if other_keys or (numbers == from_one and len(numbers) > 2 and not column.is_counter):
+        if other_keys or (numbers == from_one and len(numbers) > 2 and column.rank >= 0):
             raise DataError(
                 f"{source} has the id {min(other_keys or numbers)} in {column.name!r}, but the "
                 "data has no ids; its items are numbered from 0: give their ids with --read "
@@ -371,21 +360,20 @@ def _in_order(
     has_columns, method = len(table.kinds) > 1, "in their order"
     if column is None and has_columns and len(labels) != n:
         table.column(None, "id_column")
-    if column is None or (column.is_counter and column.keys == [*map(str, range(n))]):
+    if column is None or (column.rank < 0 and column.keys == [*map(str, range(n))]):
         method += ", as no column names ids" * has_columns
     elif (
         dataset.has_ids
         or "name" in dataset.texts
-        or column.is_counter
+        or column.rank < 0
         or table.source == "labels"
         or len(column.keys) != n
     ):
-        keys = dataset.texts.get("name", dataset.ids)
         raise DataError(
             f"{source}: no key of a label in {column.name!r} is an id or name of the data (it has "
-            f"{column.keys[:1]}, the data {keys[:1].tolist()}): give those of the data with --read "
-            "names=FILE or ids=FILE, another column with --read id_column=NAME, or labels in the "
-            "order of the items (labels.to_numpy() of pandas)"
+            f"{column.keys[:1]}, the data {dataset.texts.get('name', dataset.ids)[:1].tolist()}): "
+            "give those of the data with --read names=FILE or ids=FILE, another column with --read "
+            "id_column=NAME, or labels in the order of the items (labels.to_numpy() of pandas)"
         )
     else:
         dataset = with_names(dataset, column.keys)
@@ -414,8 +402,7 @@ def _matched(dataset: Dataset, table: Table, o: Options, source: str) -> Dataset
             or any(map(is_image_name, column.keys))
         )
     ]
-    by_name = [column for column in columns if column.is_preferred or column.is_counter]
-    by_name.sort(key=lambda column: column.is_counter)
+    by_name = sorted((c for c in columns if c.rank), key=lambda column: -column.rank)
     item_keys = _item_keys(dataset)
     matches = [*_matches(columns, item_keys)]
     if not matches and not dataset.has_ids and not other_names:
@@ -425,14 +412,13 @@ def _matched(dataset: Dataset, table: Table, o: Options, source: str) -> Dataset
     shuffled = [
         column.name
         for column in columns
-        if not column.is_preferred
+        if column.rank <= 0
         and "" not in column.keys
         and len(column.different_keys) == n
         and _are_counts(column.keys)
         and column.keys != sorted(column.keys, key=int)
     ]
-    is_sure = match and (match.way != "row number" or match.column.is_preferred)
-    if shuffled and not is_sure:
+    if shuffled and (match is None or (match.way == "row number" and match.column.rank <= 0)):
         raise DataError(
             f"{source}: {shuffled[0]!r} may number the items, but does not count them in their "
             f"order: name it with --read id_column={shuffled[0]}, or leave it out "

@@ -479,8 +479,11 @@ def open_data(
         >>> len(digits), digits.require_labels().n_classes, digits.read(digits.ids[:1])[0].shape
         (1797, 10, (8, 8, 3))
     """
-    attached = {"label": labels, "id": ids, "name": names}
-    attached = {name: value for name, value in attached.items() if value is not None}
+    attached = {
+        name: value
+        for name, value in (("label", labels), ("id", ids), ("name", names))
+        if value is not None
+    }
     form, opener, takes, opened = _opener(source)
     allowed = ["max_bad", *takes.split(), *["id_column", "label_column"] * ("label" in attached)]
     if wrong := [option for option in read if option not in allowed]:

@@ -58,18 +58,16 @@ class JoinedMatrix:
                     f"{names[0]} is {list(matrices[0].shape)}, {name} {list(matrix.shape)}"
                     f": rows of one width are needed"
                 )
-        sizes = [matrix.shape[0] for matrix in matrices]
-        self.shape, self.dtype = (sum(sizes), matrices[0].shape[1]), np.dtype(np.float32)
-        self._matrices = matrices
-        # The matrix of each row, and its row there.
-        self._numbers = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
-        self._rows = np.concatenate([np.arange(size) for size in sizes])
+        self._matrices, self.dtype = matrices, np.dtype(np.float32)
+        self._starts = np.cumsum([0, *(matrix.shape[0] for matrix in matrices)])
+        self.shape = (int(self._starts[-1]), matrices[0].shape[1])
 
     def __getitem__(self, rows: Rows) -> NDArray[np.float32]:
-        numbers, matrix_rows = self._numbers[rows], self._rows[rows]
+        numbers = np.arange(*rows.indices(self.shape[0])) if isinstance(rows, slice) else rows
+        matrix_of = np.searchsorted(self._starts, numbers, side="right") - 1
         out = np.empty((len(numbers), self.shape[1]), np.float32)
-        for i in np.unique(numbers).tolist():
-            out[numbers == i] = self._matrices[i][matrix_rows[numbers == i]]
+        for i in np.unique(matrix_of).tolist():
+            out[matrix_of == i] = self._matrices[i][numbers[matrix_of == i] - self._starts[i]]
         return out
 
 
