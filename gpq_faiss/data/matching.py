@@ -213,18 +213,20 @@ class _KeyColumn:
 
 def _key_columns(table: Table, o: Options) -> list[_KeyColumn]:
     """Return the requested column of a table, or all that may identify items."""
-    names = [
-        name
-        for name in table.of_kind("text", "number", "bytes", "other")
-        if name != (o.label_column or usual("labels", table.kinds)) and len(table.kinds) > 1
-    ]
-    if o.id_column:
-        names = [table.column(o.id_column, "id_column")]
+    names = (
+        [o.id_column]
+        if o.id_column
+        else [
+            name
+            for name in table.of_kind("text", "number", "bytes", "other")
+            if name != (o.label_column or usual("labels", table.kinds)) and len(table.kinds) > 1
+        ]
+    )
     preferred = usual("items", names)
     return [
         _KeyColumn(
             name,
-            list(map(_key, table.values(name))),
+            list(map(_key, table.values(table.column(name, "id_column")))),
             rank=int(name in (o.id_column, preferred))
             or -int(usual("counters", [name]) is not None),
         )
@@ -332,8 +334,11 @@ def _check_parts(match: _Match, names: Sequence[str], source: str) -> None:
     Raises:
         DataError: the folders of a key and of its item are of different parts of the data.
     """
-    pairs = [(key, names[item]) for key, item in match.item_of.items() if item >= 0]
-    for folders in {tuple(map(os.path.dirname, pair)) for pair in pairs}:
+    for folders in {
+        (os.path.dirname(key), os.path.dirname(names[item]))
+        for key, item in match.item_of.items()
+        if item >= 0
+    }:
         parts = [{*map(part_of, folder.split("/"))} - {""} for folder in folders]
         if all(parts) and parts[0].isdisjoint(parts[1]):
             raise DataError(

@@ -68,47 +68,13 @@ def classes_of(names: Sequence[str]) -> list[str]:
     domains that hold the same classes; empty outside of folders and below ``unlabeled``. Common
     parents, folders such as ``images``, and copies of the folders beside them are skipped.
     """
-    paths = _below_parents(
-        [
-            [
-                name
-                for name in composed(path).split("/")[:-1]
-                if name.lower() not in _FOLDERS["containers"]
-            ]
-            if _FOLDERS["unlabelled"].isdisjoint(path.lower().split("/")[:-1])
-            else []
-            for path in names
-        ]
-    )
-    # Archives may hold a/a, or a/cat and a/dog beside cat and dog: such a folder a is no class.
-    # Names that end with numbers may count, as 1/1, 1/2 and 2/1 do.
-    siblings = _first(paths)
-    mixed = _first(
-        path
-        for path in paths
-        if path[1:2] != path[:1] and (siblings.isdisjoint(path[1:2]) or re.search(r"\d$", path[0]))
-    )
-    paths = [path[1:] if path and path[0] not in mixed else path for path in paths]
-    tops, nested = _first(paths), _first([path for path in paths if len(path) > 1])
-    splits = {top for top in tops if part_of(top)}
-    class_folders = tops - splits
-    if splits and (
-        not class_folders
-        or len(splits & nested) > 1
-        or (nested and class_folders.isdisjoint(nested))
-    ):
-        paths = [path[1:] if path and path[0] in splits else [] for path in paths]
-        paths = _below_parents(
-            [
-                # As in train/labeled/cat.
-                path[1:]
-                if path[1:] and path[0].lower() in _FOLDERS["training"] | _FOLDERS["test"]
-                else path
-                for path in paths
-            ]
-        )
-    if _are_domains(paths):
-        paths = [path[1:] for path in paths]
+    paths = [
+        [name for name in folders if name.lower() not in _FOLDERS["containers"]]
+        if _FOLDERS["unlabelled"].isdisjoint(map(str.lower, folders))
+        else []
+        for folders in (composed(name).split("/")[:-1] for name in names)
+    ]
+    paths = _below_domains(_below_splits(_without_copies(_below_parents(paths))))
     return [path[0] if path else "" for path in paths]
 
 
@@ -124,14 +90,56 @@ def _below_parents(paths: list[list[str]]) -> list[list[str]]:
     return paths
 
 
-def _are_domains(paths: list[list[str]]) -> bool:
-    """Return whether the first folders of paths are domains: most of their folders have equal
+def _without_copies(paths: list[list[str]]) -> list[list[str]]:
+    """Return paths without first folders that hold but one of the same name, or folders that are
+    also beside them: archives may hold a/a, or a/cat and a/dog beside cat and dog.
+
+    A folder whose name ends with a number stays, as numbers may count: 1/1, 1/2 and 2/1.
+    """
+    siblings = _first(paths)
+    originals = _first(
+        path
+        for path in paths
+        if path[1:2] != path[:1] and (siblings.isdisjoint(path[1:2]) or re.search(r"\d$", path[0]))
+    )
+    return [path if path[:1] and path[0] in originals else path[1:] for path in paths]
+
+
+def _below_splits(paths: list[list[str]]) -> list[list[str]]:
+    """Return paths below folders such as ``train`` and ``test``, empty for others beside these, if
+    the first folders are such folders and not classes: there is no other one, or they alone hold
+    folders, or several of them do."""
+    tops, nested = _first(paths), _first([path for path in paths if len(path) > 1])
+    splits = {top for top in tops if part_of(top)}
+    if splits and (
+        tops == splits or len(splits & nested) > 1 or (nested and nested.isdisjoint(tops - splits))
+    ):
+        paths = [path[1:] if path and path[0] in splits else [] for path in paths]
+        # As in train/labeled/cat.
+        paths = [
+            path[1:]
+            if path[1:] and path[0].lower() in _FOLDERS["training"] | _FOLDERS["test"]
+            else path
+            for path in paths
+        ]
+        return _below_parents(paths)
+    return paths
+
+
+def _below_domains(paths: list[list[str]]) -> list[list[str]]:
+    """Return paths below their first folders if these are domains: most of their folders have equal
     names, which do not end with a number, and are no splits."""
     pairs = {(path[0], path[1]) for path in paths if len(path) > 1}
     counts = Counter(name for _, name in pairs)
-    is_nested = len(_first(paths)) > 1 and _first(pairs) == _first(paths) and len(counts) > 1
     repeated = [name for name, count in counts.items() if count > 1 and not re.search(r"\d$", name)]
-    return is_nested and 2 * sum(not part_of(name) for name in repeated) >= len(counts)
+    if (
+        len(_first(paths)) > 1
+        and _first(pairs) == _first(paths)
+        and len(counts) > 1
+        and 2 * sum(not part_of(name) for name in repeated) >= len(counts)
+    ):
+        return [path[1:] for path in paths]
+    return paths
 
 
 def open_folder(path: str, o: Options) -> ImageDataset:
