@@ -106,7 +106,7 @@ class Labels:
                 f"label {array[wrong[0]]} at {named_rows(wrong)} is out of range"
                 f": class numbers are whole, from 0 (-1: none), at most {limit:,} classes"
             )
-        names = _names(class_names or range(max(1, int(array.max(initial=-1)) + 1)))
+        names = _names(class_names or range(int(array.max(initial=0)) + 1))
         return cls._of_pairs(len(array), np.arange(len(array)), array.astype(np.int64), names)
 
     @classmethod

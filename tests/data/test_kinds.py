@@ -146,6 +146,10 @@ def test_labels_by_id_are_matched(order, form):
         (["16 0", "2,10", "0"] * 4, ["0 16", "2 10", "0"] * 4),
         (["1.000e+00", "1.1000e+01", ""] * 4, ["1", "11", ""] * 4),
         (np.array([1, 3, -1] * 4), ["1", "3", ""] * 4),
+        *[
+            (Y.astype(dtype), Y.astype(str).tolist())
+            for dtype in (np.uint8, np.int8, np.uint64, np.float16, object)
+        ],
         (np.ma.masked_equal(Y, 1), ["0", "", "2"] * 4),
         (np.ma.masked_invalid(np.where(Y == 2, np.nan, Y)), ["0", "1", ""] * 4),
         (np.asmatrix(Y).T, ["0", "1", "2"] * 4),
