@@ -100,7 +100,11 @@ class Labels:
         """
         array = np.nan_to_num(ids, nan=-1).reshape(-1)  # np.loadtxt and pandas convert to float
         limit = len(class_names or range(MAX_CLASSES))
-        wrong = np.flatnonzero((array < -1) | (array >= limit) | (array != np.floor(array)))
+        wrong = np.flatnonzero(
+            (array < -1)
+            | (array >= np.float64(limit))  # float16 ends below the limit
+            | (array != np.floor(array))
+        )
         if wrong.size:
             raise DataError(
                 f"label {array[wrong[0]]} at {named_rows(wrong)} is out of range"
@@ -255,7 +259,9 @@ def labels_of(values: Any, source: str) -> Labels:
         if (
             isinstance(values, np.ndarray)
             and values.dtype.kind in "biuf"
-            and not (values >= MAX_CLASSES).any()  # larger numbers are names, as in lists
+            and not (
+                values >= np.float64(MAX_CLASSES)
+            ).any()  # larger numbers are names, as in lists
         ):
             if values.ndim < 2 or 1 in values.shape:
                 # Over the classes that occur.
