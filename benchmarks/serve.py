@@ -132,9 +132,8 @@ def load(
     index: Path, model: Path, *, seconds: float, clients: int, warm: float = 3.0
 ) -> dict[str, Any]:
     """Run a service under load, and return latencies in ms, errors, and memory in MiB."""
-    port, limits = free_port(), index.with_name("serve.toml")
-    limits.write_text("threads = 1\n")
-    call = ["serve", index, "--model", model, "--config", limits, "--port", port]
+    port = free_port()
+    call = ["serve", index, "--model", model, "--port", port]
     process = subprocess.Popen([sys.executable, "-m", "gpq_cli", "-q", *map(str, call)])
     try:
         wait_for(port, lambda: process.poll() is None)

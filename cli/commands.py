@@ -103,8 +103,10 @@ def train(
     )
     if launched().rank == 0:
         trained = read_description(folder)["training"]
-        score, step = trained["validation_map"], trained["best_step"]
-        best = "" if score is None else f", validation mAP {score:.4f} at step {step}"
+        best = ""
+        if trained["best_step"] is not None:
+            score = f"{trained['validation_map']:.4f}"
+            best = f", validation mAP {score} at step {trained['best_step']}"
         common.emit(
             f"{folder}: {config.quantizer.bits} bits, {trained['labelled_items']:,} labelled and "
             f"{trained['unlabelled_items']:,} unlabelled items, {trained['steps']:,} steps{best}"
@@ -589,8 +591,8 @@ def evaluate(
 def info(path: str, form: str | None) -> None:
     """Describe and verify a file or folder: shapes, sizes, fingerprints, versions.
 
-    PATH is a model folder, an unfinished run, features.h5, codes.h5, an index (with the changes
-    that a service has made to it), or an exported encoder (.onnx, .pt2). JSON has everything.
+    PATH is a model folder, features.h5, codes.h5, an index (with the changes that a service has
+    made to it), or an exported encoder (.onnx, .pt2). JSON has everything.
 
     \b
     Examples:

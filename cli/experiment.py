@@ -109,6 +109,7 @@ Examples:
 @common.set_option
 @click.option(
     "--jobs",
+    type=click.IntRange(1),
     default=1,
     show_default=True,
     help="Concurrent runs, each in its own process with one thread.",
@@ -139,9 +140,9 @@ def run(
     common.emit(f"{summary.folder}: {counts}")
     if summary.failed:
         name, reason = next(iter(summary.failed.items()))
-        failed = len(summary.failed)
-        suffix = f" (and {failed - 1:,} others)" if failed > 1 else ""
-        raise DataError(f"{failed:,} of {summary.total:,} runs failed: {name}: {reason}{suffix}")
+        raise DataError(
+            f"{len(summary.failed):,} of {summary.total:,} runs failed, such as {name}: {reason}"
+        )
 
 
 @experiment.command(

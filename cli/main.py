@@ -112,9 +112,17 @@ def _explained(error: Exception) -> str:
 
 # In the order of use.
 COMMANDS = (
-    *(commands.train, commands.encode, commands.index, commands.search, commands.evaluate),
-    *(commands.export_faiss, commands.export, commands.export_encoder),
-    *(experiment, commands.serve, commands.info),
+    commands.train,
+    commands.encode,
+    commands.index,
+    commands.search,
+    commands.evaluate,
+    commands.export_faiss,
+    commands.export,
+    commands.export_encoder,
+    experiment,
+    commands.serve,
+    commands.info,
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,23 +29,33 @@ or a folder
 The FILES of webdataset may be URLs (https://, s3:// ...)."""
 
 READ: dict[str, click.ParamType[Any]] = {
-    **dict.fromkeys(("ids", "names", "keep"), click.STRING),
-    **dict.fromkeys(("root", "image_column", "label_column", "id_column", "vectors"), click.STRING),
+    "ids": click.STRING,
+    "names": click.STRING,
+    "keep": click.STRING,
+    "root": click.STRING,
+    "image_column": click.STRING,
+    "label_column": click.STRING,
+    "id_column": click.STRING,
+    "vectors": click.STRING,
     "max_bad": click.FloatRange(0, 1),
 }
 """Arguments of :func:`gpq_faiss.open_data` that ``--read`` takes, and their types."""
 
 ENDINGS = {
-    **{".csv": "csv", ".json": "json", ".md": "markdown"},
-    **{".parquet": "parquet", ".png": "png", ".tex": "latex"},
+    ".csv": "csv",
+    ".json": "json",
+    ".md": "markdown",
+    ".parquet": "parquet",
+    ".png": "png",
+    ".tex": "latex",
 }
 """Formats by the ending of ``--out``."""
 
 
-def pairs(
-    option: str, texts: list[str], kinds: Mapping[str, click.ParamType[Any]]
+def _read_arguments(
+    ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Return the values of ``KEY=VALUE`` texts by key.
+    """Return the values of the ``KEY=VALUE`` texts of ``--read`` by key.
 
     Raises:
         UsageError: another form, an unknown key, or a value of another type.
@@ -53,16 +63,14 @@ def pairs(
     values: dict[str, Any] = {}
     for text in texts:
         key, _, value = text.partition("=")
-        if key not in kinds or not value:
-            raise UsageError(
-                f"{option} {text}: write {key}=VALUE"
-                if key in kinds
-                else unknown(f"{option} '{key}'", key, kinds)
-            )
+        if key not in READ:
+            raise UsageError(unknown(f"--read '{key}'", key, READ))
+        if not value:
+            raise UsageError(f"--read {text}: write {key}=VALUE")
         try:
-            values[key] = kinds[key].convert(value, None, None)
+            values[key] = READ[key].convert(value, param, ctx)
         except click.BadParameter as error:
-            raise UsageError(f"{option} {text}: {error.message}") from None
+            raise UsageError(f"--read {text}: {error.message}") from None
     return values
 
 
@@ -71,7 +79,7 @@ read_option = click.option(
     "data_args",
     metavar="KEY=VALUE",
     multiple=True,
-    callback=lambda ctx, param, texts: pairs("--read", texts, READ),
+    callback=_read_arguments,
     help=f"How DATA is read, repeatable: {', '.join(READ)} (docs/data.md).",
 )
 labels_option = click.option(

@@ -112,7 +112,8 @@ class _RayEncoder(Encoder):
             )
             parts = ray.data.from_items(
                 [{"first": rows[i], "last": rows[i : i + starts.step][-1]} for i in starts],
-                override_num_blocks=len(starts) or None,  # none is left before the last rename
+                # An earlier run may have encoded all items, and ended before it wrote the file.
+                override_num_blocks=len(starts) or None,
             ).map_batches(
                 _Worker,
                 fn_constructor_kwargs={

@@ -11,7 +11,7 @@ import itertools
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property, reduce
 from pathlib import Path
@@ -83,14 +83,15 @@ class Grid(BaseModel, **_STRICT):
     def variations(self) -> tuple[Variation, ...]:
         """The variations of the file and of ``product``; without any, one that changes nothing."""
         variations = list(self.variation)
-        for values in itertools.product(*self.product.values()) if self.product else ():
-            config: Changes = {}
-            names = []
-            for dotted, value in zip(self.product, values, strict=True):
-                section, _, setting = dotted.partition(".")
-                config.setdefault(section, {})[setting] = value
-                names.append(f"{setting} = {value}")
-            variations.append(Variation(name=", ".join(names), config=config))
+        if self.product:
+            for values in itertools.product(*self.product.values()):
+                config: Changes = {}
+                names = []
+                for dotted, value in zip(self.product, values, strict=True):
+                    section, _, setting = dotted.partition(".")
+                    config.setdefault(section, {})[setting] = value
+                    names.append(f"{setting} = {value}")
+                variations.append(Variation(name=", ".join(names), config=config))
         return tuple(variations) or (Variation(),)
 
     @model_validator(mode="after")
@@ -107,11 +108,11 @@ class Grid(BaseModel, **_STRICT):
                     raise UsageError(unknown(f"method '{name}'", name, method_names()))
             for changes in (self.config, variation.config, self.settings):
                 preset(variation.preset or self.preset).with_settings(changes)
-                fixed = {"seed", "codebooks"} & {
-                    *changes.get("training", ()),
-                    *changes.get("quantizer", ()),
-                }
-                if fixed or "preset" in changes:
+                if (
+                    "preset" in changes
+                    or "seed" in changes.get("training", ())
+                    or "codebooks" in changes.get("quantizer", ())
+                ):
                     raise UsageError(
                         "preset, training.seed and quantizer.codebooks are not changed as "
                         "settings: they follow from the grid's preset, seeds and bits"
@@ -254,8 +255,8 @@ class RunSpec:
     @property
     def name(self) -> str:
         """Name of the file without extension; unique in the grid."""
-        words = re.sub(r"[^a-z0-9.]+", "-", self.variation.lower()).strip("-.")[:40]
-        end = f"_{words}-{fingerprint(self.variation)[:4]}" if self.variation else ""
+        slug = re.sub(r"[^a-z0-9.]+", "-", self.variation.lower()).strip("-.")[:40]
+        end = f"_{slug}-{fingerprint(self.variation)[:4]}" if self.variation else ""
         length = f"{self.bits}bits" if self.bits else "any"
         return f"{self.method}_{length}_seed{self.seed}{end}"
 
@@ -293,7 +294,8 @@ def plan(grid: Grid, dataset: Dataset) -> list[RunSpec]:
                 continue
             entry = find_method(name)
             entry.load()
-            for bits in grid.bits if entry.code != "none" else (0,):
+            lengths = (0,) if entry.code == "none" else grid.bits
+            for bits in lengths:
                 if entry.deep:
                     config = method_config(grid, variation, name, perceptron=perceptron)
                     M = codebooks_for_bits(bits, config.quantizer.codewords)
@@ -317,19 +319,3 @@ def plan(grid: Grid, dataset: Dataset) -> list[RunSpec]:
     if not specs:
         raise UsageError(f"grid {grid.name}: no method can run on {dataset.name}: choose others")
     return list(specs.values())
-
-
-def describe_plan(specs: Sequence[RunSpec]) -> str:
-    """Return a line that says how the number of runs comes about.
-
-    For example ``16 runs: 4 methods (with variations) x 2 code lengths (12, 48 bits) x 2 seeds``.
-    """
-    coded = [spec for spec in specs if spec.bits]
-    bits = sorted({spec.bits for spec in coded})
-    product = (
-        f"{len({(spec.method, spec.variation) for spec in coded})} methods (with variations) x "
-        f"{len(bits)} code lengths ({', '.join(map(str, bits))} bits) x "
-        f"{len({spec.seed for spec in specs})} seeds"
-    )
-    uncoded = f", and {len(specs) - len(coded)} without codes" if len(coded) < len(specs) else ""
-    return f"{len(specs):,} runs: {product}{uncoded}"

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from ..report.plots import picture, plot_curves
 from .report import Experiment, read_experiment
 from .runs import Run, read_run
 
-_PANEL_INCHES, _MAX_PANELS = 3.2, 9
+_PANEL_INCHES = 3.2
+_MAX_PANELS = 9
+_COLUMNS = 3
 
 Pictures = dict[str, Path]
 """Caption -> file."""
@@ -96,7 +99,8 @@ def _draw_heat_maps(experiment: Experiment, out: Path, *, overwrite: bool) -> Pi
     pictures: Pictures = {}
     for (method, bits), cells in frame.groupby(["method", "bits"], sort=False):
         means = cells.pivot_table("mAP", "lambda1", "lambda2")  # a missing run leaves a gap
-        values, (height, width) = means.to_numpy(), means.shape
+        values = means.to_numpy()
+        height, width = means.shape
         path = out / f"sensitivity-{method}-{bits}.png"
         caption = f"mAP of {method} at {bits} bits"
         pictures[caption] = path
@@ -146,11 +150,15 @@ def _panels(experiment: Experiment, run: Run) -> Iterator[tuple[str, Any, Any]]:
 
 def _draw_points(experiment: Experiment, out: Path, *, overwrite: bool) -> Pictures:
     """Draw items by class in panels, and the codewords that quantise them as stars."""
-    kind, bits = experiment.description.grid["kind"], experiment.bits[-1]
-    names = ("vectors", "vector_labels", "codebooks")
+    kind = experiment.description.grid["kind"]
+    bits = experiment.bits[-1]
     seed = min(run.seed for run in experiment.runs)
-    runs = [run for run in experiment.runs if run.seed == seed and run.bits in (0, bits)]
-    runs = [run for run in (read_run(run.path, names) for run in runs) if "vectors" in run.arrays]
+    runs = [
+        read_run(run.path, ("vectors", "vector_labels", "codebooks"))
+        for run in experiment.runs
+        if run.seed == seed and run.bits in (0, bits)
+    ]
+    runs = [run for run in runs if "vectors" in run.arrays]
     every_panel = ((run, panel) for run in runs for panel in _panels(experiment, run))
     panels = list(itertools.islice(every_panel, _MAX_PANELS))
     if not panels:
@@ -158,15 +166,16 @@ def _draw_points(experiment: Experiment, out: Path, *, overwrite: bool) -> Pictu
             f"{experiment.folder}: no run of {bits} bits, seed {seed}, keeps vectors: run it again "
             "with vectors = 2000 in the grid"
         )
-    shown = {
+    subjects = {
         "tsne": "t-SNE of the directions",
         "voronoi": "Codebooks in two dimensions: codewords (stars), and the parts",
     }
+    count = len(runs[0].arrays["vectors"])
     caption = (
-        f"{shown[kind]} of {len(runs[0].arrays['vectors']):,} items of the database; a colour is "
-        "an item's (first) class"
+        f"{subjects[kind]} of {count:,} items of the database; a colour is an item's (first) class"
     )
-    columns, rows = min(len(panels), 3), -(-len(panels) // 3)
+    columns = min(len(panels), _COLUMNS)
+    rows = math.ceil(len(panels) / _COLUMNS)
     size = _PANEL_INCHES * columns + 1.4, _PANEL_INCHES * rows + 0.4
     path = out / f"{kind}.png"
     with picture(path, *size, dpi=120, overwrite=overwrite) as figure:
@@ -179,9 +188,9 @@ def _draw_points(experiment: Experiment, out: Path, *, overwrite: bool) -> Pictu
                 axes.set_aspect("equal")
             dense = np.unpackbits(run.arrays["vector_labels"], axis=1)
             for c, name in enumerate(run.class_names):
-                first = dense.any(axis=1) & (dense.argmax(axis=1) == c)
+                is_of_class = dense.any(axis=1) & (dense.argmax(axis=1) == c)
                 label = name if c < 20 and i == 0 else None
-                x, y = points[first].T
+                x, y = points[is_of_class].T
                 axes.scatter(x, y, color=f"C{c % 10}", s=5, alpha=0.75, label=label)
         figure.legend(loc="outside right upper")
     return {caption: path}

@@ -31,9 +31,10 @@ CURVES = {
 _HEADINGS = {"text": "{}\n", "markdown": "## {}\n\n", "latex": "% {}\n"}
 _LONGEST = ("P@1", "P@10", "NN10@100")  # columns of the main table, at the longest code
 _DEPTH = [f"{letter}@{k}" for letter in "PR" for k in (1, 10, 100, 1000)]
+_RECALL = [f"{tenths / 10:.2f}" for tenths in range(1, 11)]
+
 Table = tuple[str, list[dict[str, Any]]]
 """A caption, and the rows of a table."""
-_RECALL = [f"{tenths / 10:.2f}" for tenths in range(1, 11)]
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class Experiment:
         """Return the names of the requested runs that have no file of the requested identity."""
         files = {run.path.stem: run.identity for run in self.runs}
         planned = self.description.planned.items()
-        return [name for name, (_, identity) in planned if files.get(name) != identity]
+        return [name for name, identity in planned if files.get(name) != identity]
 
 
 def read_experiment(folder: str | Path) -> Experiment:
@@ -129,12 +130,13 @@ def report_experiment(
         DataError: not an experiment, no finished run, or a damaged one.
     """
     experiment = read_experiment(folder)
-    tables, notes = tables_of(experiment), notes_of(experiment)
+    tables = tables_of(experiment)
+    notes = notes_of(experiment)
     if table is not None and table not in tables:
         raise UsageError(f"no table '{table}' here: choose one of {', '.join(tables)}")
     tables = tables if table is None else {table: tables[table]}
     if form == "json":
-        stated = {"method", "variation", "split_hash", "identity"}
+        fields = {"method", "variation", "split_hash", "identity"}
         runs = zip(experiment.table, experiment.runs, strict=True)
         value = {
             "experiment": experiment.description.model_dump(
@@ -146,38 +148,43 @@ def report_experiment(
                 name: {"caption": caption, "rows": json.loads(render(rows, "json"))}
                 for name, (caption, rows) in tables.items()
             },
-            "runs": [line | run.model_dump(include=stated) for line, run in runs],
+            "runs": [line | run.model_dump(include=fields) for line, run in runs],
         }
         return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    first, *further = (
+    texts = [
         _HEADINGS.get(form, "").format(caption) + render(rows, form, digits=4)
         for caption, rows in tables.values()
-    )
+    ]
     if form == "csv":
         if experiment.missing():  # CSV cannot contain notes
             log.warning("%s: %s", experiment.folder, notes[0])
-        return first
+        return texts[0]
     if form == "latex" or table is not None:
-        return "\n".join([first, *further])
-    title = "# " * (form == "markdown") + experiment.description.grid["title"]
+        return "\n".join(texts)
+    title = experiment.description.grid["title"]
+    if form == "markdown":
+        title = f"# {title}"
     # The caption is also below the picture, since readers do not see the alternative text.
-    shown = [f"![{text}]({path})\n\n{text}.\n" for text, path in (pictures or {}).items()]
-    return "\n".join([f"{title}\n", first, *(f"{note}\n" for note in notes), *further, *shown])
+    figures = [f"![{text}]({path})\n\n{text}.\n" for text, path in (pictures or {}).items()]
+    paragraphs = [f"{note}\n" for note in notes]
+    return "\n".join([f"{title}\n", texts[0], *paragraphs, *texts[1:], *figures])
 
 
 def tables_of(experiment: Experiment) -> dict[str, Table]:
     """Return all tables of the experiment, by name as in ``--table``; the first is the main one."""
-    description, length = experiment.description, f"{experiment.bits[-1]} bits"
-    missing, total = len(experiment.missing()), len(description.planned)
+    description = experiment.description
+    length = f"{experiment.bits[-1]} bits"
+    missing = len(experiment.missing())
     # A copied table must say that it is incomplete.
-    short = f" ({missing:,} of {total:,} runs missing)" if missing else ""
+    incomplete = f" ({missing:,} of {len(description.planned):,} runs missing)" if missing else ""
     rows = experiment.means([*map(str, experiment.bits), *_LONGEST])
     steps: dict[str, set[int]] = {}
     for line in experiment.table:
-        steps.setdefault(line["method"], set()).add(line["steps"])
-    if len(set().union(*steps.values()) - {0}) > 1:
+        if line["steps"]:
+            steps.setdefault(line["method"], set()).add(line["steps"])
+    if len(set().union(*steps.values())) > 1:
         for row in rows:
-            row["steps"] = ", ".join(f"{n:,}" for n in sorted(steps[row["method"]]) if n) or "–"
+            row["steps"] = ", ".join(f"{n:,}" for n in sorted(steps.get(row["method"], ()))) or "–"
     tables = {
         "map": (
             f"{description.grid['title']}: {description.data['name']}, {experiment.seeds}; "
@@ -191,7 +198,7 @@ def tables_of(experiment: Experiment) -> dict[str, Table]:
             experiment.means(("fit", "encode", "rank")),
         ),
     }
-    return {name: (caption + short, rows) for name, (caption, rows) in tables.items()}
+    return {name: (caption + incomplete, rows) for name, (caption, rows) in tables.items()}
 
 
 def notes_of(experiment: Experiment) -> list[str]:
@@ -199,18 +206,22 @@ def notes_of(experiment: Experiment) -> list[str]:
 
     Others are about data, convention, settings, budget, departures from papers, and machine.
     """
-    description, runs = experiment.description, experiment.runs
+    description = experiment.description
     grid = description.grid
+    runs = experiment.runs
     counts = runs[0].counts
     missing = experiment.missing()
-    changes = [json.dumps(changed) for changed in (grid["config"], grid["settings"]) if changed]
+    settings = f"Rows that do not say otherwise have the preset {grid['preset']}"
+    if grid["config"]:
+        settings += f", changed by {json.dumps(grid['config'])}"
+    if grid["settings"]:
+        settings += f", and on the command line by {json.dumps(grid['settings'])}"
     notes = [
         f"{experiment.seeds.capitalize()}. {runs[0].convention}. {description.data['name']}, "
         f"protocol {grid['protocol']}, labelled {grid['labelled'] or 'by the protocol'}: "
         f"{counts['queries']:,} queries, {counts['labelled']:,} labelled and "
         f"{counts['unlabelled']:,} unlabelled items, {counts['database']:,} in the database.",
-        f"Rows that do not say otherwise have the preset {grid['preset']}"
-        f"{', changed by ' if changes else ''}{', and of the command by '.join(changes)}.",
+        f"{settings}.",
         "Data, networks and budget are not the paper's: compare these figures with each other, not "
         "with its tables.",
     ]
@@ -225,7 +236,8 @@ def notes_of(experiment: Experiment) -> list[str]:
         name = experiment.row_name(run)
         recall = run.neighbour_recall
         notes.append(f"{recall.definition if recall else NO_NEIGHBOUR_RECALL}.")
-        if training := run.settings.get("training"):
+        training = run.settings.get("training")
+        if training is not None:
             notes.append(
                 f"{name}: {run.steps:,} steps of up to {training['batch_labelled']:,} labelled "
                 f"and {training['batch_unlabelled']:,} unlabelled items, learning rate "

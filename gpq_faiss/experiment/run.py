@@ -1,6 +1,6 @@
 """Run the missing runs of a grid.
 
-    grid, data  ─►  FOLDER/  (experiment.json, split_HASH.json, one HDF5 per run)
+    grid, data  ─►  FOLDER/  (experiment.json, one HDF5 per run)
 
 A folder holds one experiment: one grid on one data set under one protocol. A second call makes only
 runs that are missing or outdated, and continues interrupted trainings from their checkpoints in
@@ -13,7 +13,6 @@ import contextlib
 import logging
 import shutil
 import time
-import traceback
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -45,7 +44,7 @@ from ..methods.trainable import embed_rows
 from ..nn.device import resolve_device
 from ..progress import stage
 from ..training.loop import RunOptions, fit
-from .grid import Grid, RunSpec, describe_plan, plan, read_grid
+from .grid import Grid, RunSpec, plan, read_grid
 from .runs import DESCRIPTION, begin, is_done, read_run, write_run
 
 log = logging.getLogger(__name__)
@@ -104,8 +103,6 @@ def run_experiment(
             another process works.
         MismatchError: the folder contains another experiment.
     """
-    if jobs < 1:
-        raise UsageError(f"{jobs} jobs: it must be at least 1")
     grid = grid if isinstance(grid, Grid) else read_grid(grid)
     options = RunOptions(str(resolve_device(device)), resume=True)
     folder = check_output(out, overwrite=True, folder=True)
@@ -113,16 +110,10 @@ def run_experiment(
         raise DataError(f"{folder} holds something other than an experiment: choose another --out")
     dataset = open_data(data)
     specs = plan(grid, dataset)
-    log.info(describe_plan(specs))
-    with unfinished(folder / _PARTIAL, folder, keep=[_work_folder(spec) for spec in specs]):
+    todo = [spec for spec in specs if overwrite or not is_done(folder, spec)]
+    log.info("%s: %d of %d runs are to be made", grid.name, len(todo), len(specs))
+    with unfinished(folder / _PARTIAL, folder, keep=[_work_folder(spec) for spec in todo]):
         begin(folder, grid, dataset, specs)
-        for split_hash, arguments in {spec.split_hash: spec.split_args for spec in specs}.items():
-            if not (folder / f"split_{split_hash}.json").exists():
-                make_split(dataset, **arguments).save(folder / f"split_{split_hash}.json")
-        todo = [spec for spec in specs if overwrite or not is_done(folder, spec)]
-        for spec in specs:  # a kill may have left the work of a run that was written
-            if spec not in todo:
-                shutil.rmtree(folder / _PARTIAL / _work_folder(spec), ignore_errors=True)
         summary = Summary(folder, len(specs), len(specs) - len(todo))
         results = Parallel(n_jobs=jobs, return_as="generator_unordered")(
             delayed(complete_run)(dataset, spec, folder, options) for spec in todo
@@ -161,18 +152,17 @@ def complete_run(
     Returns:
         The name of the run, and why it failed, empty if it did not; only signals are raised.
     """
-    work, failure = folder / _PARTIAL / _work_folder(spec), ""
+    work = folder / _PARTIAL / _work_folder(spec)
     try:
         arrays, measured = compute(spec, dataset, work, options)
         write_run(folder / f"{spec.name}.h5", spec, arrays, measured)
         shutil.rmtree(work, ignore_errors=True)
     except GpqError as error:
-        failure = one_line(error, 500)
+        return spec.name, one_line(error, 500)
     except Exception as error:  # a defect of one method must not stop the others
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        failure = f"{type(error).__name__} in {Path(last.filename).name}:{last.lineno}: "
-        failure += one_line(error, 500)
-    return spec.name, failure
+        log.debug("%s", spec.name, exc_info=True)
+        return spec.name, f"{type(error).__name__}: {one_line(error, 500)}"
+    return spec.name, ""
 
 
 # One run ------------------------------------------------------------------------------------------
@@ -199,7 +189,8 @@ def compute(
             f"{dataset.name}: labelled {spec.split_args['labelled']} leaves {len(split.query):,} "
             f"queries and {len(split.database):,} items to search: label fewer"
         )
-    labels, image_size = dataset.require_labels(), native_image_size(dataset)
+    labels = dataset.require_labels()
+    image_size = native_image_size(dataset)
     # Items whose vectors are stored, the same for all methods of a seed.
     random = np.random.default_rng([spec.seed, _VECTOR_STREAM])
     keep = random.permutation(split.database)[: spec.vectors]
@@ -257,7 +248,8 @@ def compute(
         arrays |= {f"{side}_rows": rows, f"{side}_ids": dataset.ids[rows]}
         arrays[f"{side}_labels"] = labels.take(rows).packed
     # LOPQ has other tables in every inverted list; its runs are ranked again by the method alone.
-    if isinstance(tables := coded.scorer[0], np.ndarray):
+    tables, _ = coded.scorer
+    if isinstance(tables, np.ndarray):
         arrays["tables"] = tables
     if coded.codes.shape[1] <= MAX_CODE_BYTES:
         arrays["codes"] = coded.codes

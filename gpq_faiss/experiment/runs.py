@@ -30,28 +30,28 @@ import platform
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import faiss
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, Json, ValidationError
+from pydantic import BaseModel, Json
 
 from ..data.base import Dataset
 from ..errors import DataError, MismatchError
 from ..evaluation.neighbour_recall import NeighbourRecall
 from ..evaluation.ranking import usable_cores
-from ..files import read_json, versions, write_json
+from ..files import versions, write_json
+from ..inputs import reading
 from ..store.hdf5 import read_arrays, write_arrays
 from .grid import COMPUTING, RUN_FORMAT, Grid, RunSpec
 
 DESCRIPTION = "experiment.json"
-CONTENT = "a run of gpq experiment"
+CONTENT = "a run of this version of gpq experiment"
 MEASURES = ("ap", "ks", "precision", "recall", "pr_recall", "pr_precision")
 """Names of the arrays with measures."""
 _FIXED = ("name", "protocol", "labelled", "queries", "preset", "config", "settings")
 """Keys of the grid that all runs of a folder share."""
-Model = TypeVar("Model", bound=BaseModel)
 
 
 class Run(BaseModel, strict=True, arbitrary_types_allowed=True):
@@ -114,19 +114,8 @@ def read_run(path: str | Path, names: Collection[str] = MEASURES) -> Run:
         DataError: the file is missing, damaged, or of another version.
     """
     arrays, attributes = read_arrays(path, CONTENT, names)
-    values = {**attributes, "path": Path(path), "arrays": arrays}
-    return _validated(Run, values, f"{path} is not {CONTENT}", "delete it and run it again")
-
-
-def _validated(model: type[Model], values: Any, subject: str, remedy: str) -> Model:
-    """Return what a file holds. Raises DataError: a value is missing or wrong."""
-    try:
-        return model.model_validate(values)
-    except ValidationError as error:
-        wrong = ".".join(map(str, error.errors()[0]["loc"]))
-        raise DataError(
-            f"{subject} of this version, or it is damaged ({wrong!r} is missing or wrong): {remedy}"
-        ) from None
+    with reading(Path(path), CONTENT):
+        return Run.model_validate({**attributes, "path": path, "arrays": arrays})
 
 
 def is_done(folder: Path, spec: RunSpec) -> bool:
@@ -146,14 +135,13 @@ class Description(BaseModel, strict=True):
     Attributes:
         grid: the :class:`Grid` of the last call.
         data: name, fingerprint and kind of the data of all runs.
-        planned: name of a run -> its variation and identity, of all calls, so that missing runs are
-            known.
+        planned: name of a run -> its identity, of all calls, so that missing runs are known.
     """
 
-    experiment_format: Literal[3]
+    experiment_format: Literal[4]
     grid: dict[str, Any]
     data: dict[str, str]
-    planned: dict[str, list[str]]
+    planned: dict[str, str]
 
 
 def read_description(folder: str | Path) -> Description:
@@ -163,8 +151,8 @@ def read_description(folder: str | Path) -> Description:
         DataError: it is missing, damaged or of another version.
     """
     path = Path(folder) / DESCRIPTION
-    content = read_json(path, "an experiment (gpq experiment run makes one)")
-    return _validated(Description, content, f"{path} is not an experiment", "choose another folder")
+    with reading(path, "an experiment of this version (gpq experiment run makes one)"):
+        return Description.model_validate_json(path.read_bytes())
 
 
 def begin(folder: Path, grid: Grid, dataset: Dataset, specs: Sequence[RunSpec]) -> None:
@@ -178,10 +166,10 @@ def begin(folder: Path, grid: Grid, dataset: Dataset, specs: Sequence[RunSpec]) 
     # Names have no folders, which differ between machines.
     name = re.sub(r"[^:]*/", "", dataset.name)
     description = Description(
-        experiment_format=3,
+        experiment_format=4,
         grid=grid.model_dump(mode="json", exclude={"variation", "product"}),
         data={"name": name, "fingerprint": dataset.fingerprint, "kind": dataset.kind},
-        planned={spec.name: [spec.variation, spec.identity] for spec in specs},
+        planned={spec.name: spec.identity for spec in specs},
     )
     if (folder / DESCRIPTION).exists():
         earlier = read_description(folder)
@@ -193,10 +181,7 @@ def begin(folder: Path, grid: Grid, dataset: Dataset, specs: Sequence[RunSpec]) 
                     f"{folder} holds an experiment with {key} {old or 'unset'}, not "
                     f"{new or 'unset'}: choose another --out"
                 )
-        # Runs of variations that are no longer in the grid are not expected.
-        names = {variation.name for variation in grid.variations}
-        planned = {run: entry for run, entry in earlier.planned.items() if entry[0] in names}
-        description.planned = planned | description.planned
+        description.planned = earlier.planned | description.planned
     write_json(folder / DESCRIPTION, description.model_dump())
 
 
@@ -208,7 +193,8 @@ def describe_machine() -> dict[str, Any]:
 
     There are no host names and no paths in it.
     """
-    cpu, system = platform.processor() or platform.machine(), platform.system()
+    cpu = platform.processor() or platform.machine()
+    system = platform.system()
     with contextlib.suppress(OSError, IndexError):  # only on Linux
         system = platform.freedesktop_os_release()["PRETTY_NAME"]
         cpu = re.findall(r"(?m)^model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())[0]

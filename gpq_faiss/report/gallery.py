@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError
 from .plots import picture
 
 _FRAMES = {True: "#1A9850", False: "#D73027", None: "#BBBBBB"}
-_CELL, _CAPTION = 0.84, 0.27  # inches
+_CELL = 0.84  # side of an image in inches
+_CAPTION = 0.27
 _SMALL = 64  # smaller images are drawn without smoothing, which would blur them
 
 
@@ -38,11 +38,8 @@ def save_gallery(
 
     Raises:
         UsageError: another extension.
-        DataError: no rows.
         OutputExistsError: ``out`` exists and ``overwrite`` is false.
     """
-    if not rows:
-        raise DataError("no queries to draw: give one at least")
     columns = max(map(len, rows))
     size = 0.3 + columns * (_CELL + 0.1), 0.5 + len(rows) * (_CELL + _CAPTION)
     with picture(out, *size, overwrite=overwrite, dpi=150) as figure:

@@ -24,11 +24,21 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
 _DASHES = ("-", "--", ":")
 _STYLE: dict[Any, Any] = {
-    **{f"axes.spines.{side}": False for side in ("top", "right")},
-    **{"axes.edgecolor": "#888888", "xtick.color": "#444444", "ytick.color": "#444444"},
-    **{"axes.grid": True, "grid.color": "#E4E4E4", "axes.axisbelow": True},
-    **{"axes.titlesize": 11, "axes.titlelocation": "left", "figure.titlesize": 11},
-    **{"xtick.labelsize": 9, "ytick.labelsize": 9, "legend.frameon": False, "legend.fontsize": 8.5},
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#888888",
+    "axes.axisbelow": True,
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "axes.grid": True,
+    "grid.color": "#E4E4E4",
+    "figure.titlesize": 11,
+    "xtick.color": "#444444",
+    "ytick.color": "#444444",
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
     "svg.hashsalt": "gpq",  # without one, ids inside an SVG are random
 }
 _FORMATS: dict[str, dict[str, Any]] = {

@@ -172,7 +172,8 @@ async def docs() -> HTMLResponse:
     return HTMLResponse(swagger.replace(b'id="swagger-ui">', f'id="swagger-ui">{text}'.encode()))
 
 
-reading, writing = APIRouter(), APIRouter()
+reading = APIRouter()
+writing = APIRouter()
 
 
 def _search(service: Service, vector: Floats, request: schemas.Filters) -> Response:

@@ -46,7 +46,8 @@ class Catalogue:
     """
 
     def __init__(self, live: LiveIndex, dataset: Dataset | None = None) -> None:
-        self.live, self.dataset = live, dataset
+        self.live = live
+        self.dataset = dataset
         self.labels = functools.lru_cache(1)(self._labels)
         if dataset is None:
             return

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fastapi import HTTPException
 
+from ..codes.bits import code_size
 from ..errors import DataError, MismatchError
 from ..files import Closing
 from ..indexes.index import Index
@@ -26,8 +27,7 @@ class LiveIndex(Closing):
 
     Args:
         path: path of the index.
-        code_size: number of bytes of a code of the model.
-        fingerprint: fingerprint of the codebooks, which model and index must share.
+        fingerprint: fingerprint of the model's codebooks, which the index must share.
         writable: accept changes; one process at a time can do so.
 
     Attributes:
@@ -42,12 +42,12 @@ class LiveIndex(Closing):
 
     index: Index
 
-    def __init__(
-        self, path: str | Path, code_size: int, fingerprint: str, *, writable: bool = False
-    ) -> None:
-        self.path, self.writable = Path(path), writable
-        self._code_size, self._fingerprint = code_size, fingerprint
-        self._lock, self._closed = threading.Lock(), threading.Event()
+    def __init__(self, path: str | Path, fingerprint: str, *, writable: bool = False) -> None:
+        self.path = Path(path)
+        self.writable = writable
+        self._fingerprint = fingerprint
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
         self._writer: ChangeWriter | None = None
         self._next_id = 0
         self.reload()
@@ -132,19 +132,19 @@ class LiveIndex(Closing):
                     f"{self.path} has other codebooks ({index.fingerprint}) than the model "
                     f"({self._fingerprint}): build the index with this model"
                 )
+            size = code_size(index.M, index.K)
             with self._lock:
                 # Only now: a new file of changes records the codebooks, which are checked above.
                 if self.writable and self._writer is None:
-                    self._writer = ChangeWriter(self.path, self._code_size, self._fingerprint)
+                    self._writer = ChangeWriter(self.path, size, index.fingerprint)
                 if self._writer is not None:
                     changes = self._writer.changes
                     largest_ids = (int(ids.max()) for _, ids in index.blocks())
-                    used = [self._next_id - 1, *largest_ids, *changes.by_id]
-                    self._next_id = max(used) + 1
+                    ids = [self._next_id - 1, *largest_ids, *changes.by_id]
+                    self._next_id = max(ids) + 1
                 else:
-                    changes = read_changes(
-                        self.path, self._code_size, self._fingerprint
-                    ) or Changes("", 0, {})
+                    no_changes = Changes("", 0, {})
+                    changes = read_changes(self.path, size, index.fingerprint) or no_changes
                 self.is_complete = not index.contained or index.contained[0] == changes.identity
                 self.changes = changes.by_id
                 self.index = index.apply(changes.since(index.contained))

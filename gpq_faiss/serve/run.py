@@ -8,7 +8,6 @@ from pathlib import Path
 
 import uvicorn
 
-from ..codes.bits import code_size
 from ..data.base import Dataset
 from ..encoder import Encoder, open_encoder
 from ..errors import UsageError
@@ -56,9 +55,7 @@ def serve(
             raise UsageError(
                 f"{model} makes vectors of queries only: --writable needs the model folder"
             )
-        size = code_size(*encoder.shape[:2])
-        fingerprint = encoder.codebooks_fingerprint
-        with LiveIndex(index, size, fingerprint, writable=writable) as live:
+        with LiveIndex(index, encoder.codebooks_fingerprint, writable=writable) as live:
             threading.Thread(target=live.follow, daemon=True).start()
             config = uvicorn.Config(
                 create_app(Service(encoder, live, data, settings)),
@@ -71,9 +68,9 @@ def serve(
                 timeout_graceful_shutdown=10,
             )
             host = f"[{settings.host}]" if ":" in settings.host else settings.host
-            items = f"{live.index.ntotal:,}"
             port = bound.getsockname()[1]
-            log.info("serving %s items at http://%s:%d/ (ctrl-C ends)", items, host, port)
+            count = f"{live.index.ntotal:,}"
+            log.info("serving %s items at http://%s:%d/ (ctrl-C ends)", count, host, port)
             # On these signals uvicorn shuts down gracefully, and then raises them again, which must
             # not count as an error.
             for number in (signal.SIGINT, signal.SIGTERM):

@@ -143,8 +143,9 @@ def model_name(description: Mapping[str, Any]) -> str:
     It is the method, and its preset unless these are the default: ``gpq (paper)``.
     """
     method = description["method"]
-    used = description["config"]["preset"]
-    return method if (method, used) == ("posterior", "recommended") else f"{method} ({used})"
+    preset = description["config"]["preset"]
+    is_default = (method, preset) == ("posterior", "recommended")
+    return method if is_default else f"{method} ({preset})"
 
 
 def _training_of(encoder: Encoder) -> dict[str, Any]:
@@ -243,7 +244,8 @@ def _evaluate_codes(
             f"({labels.class_names[0]}, ...): give both the same names of classes"
         )
     classes = tuple(dict.fromkeys((*labels.class_names, *query_labels.class_names)))
-    query_labels, labels = query_labels.over(classes), labels.over(classes)
+    query_labels = query_labels.over(classes)
+    labels = labels.over(classes)
     database = np.flatnonzero(labels.has())
     database = database[np.argsort(ids[database])]  # the order of ties by id
     rows, xq = encoder.embed_rows(queries, np.flatnonzero(query_labels.has()), queries=True)
@@ -325,7 +327,8 @@ class Run:
         """
         run = check_output(out, overwrite=overwrite)
         qrels = check_output(qrels_path(run), overwrite=overwrite)
-        coded, ids = self.coded, self.ids[self.coded.base_rows]
+        coded = self.coded
+        ids = self.ids[coded.base_rows]
         packed = self.labels.take(coded.base_rows).packed
         with (
             atomic_path(run) as new_run,

@@ -120,7 +120,8 @@ class _RowFile:
 
     def blocks(self, size: int) -> Iterator[tuple[Codes, Ids]]:
         """Yield codes uint8 [n, code_size] and ids int64 [n] of up to ``size`` items at a time."""
-        reader, model = self._reader, self._model
+        reader = self._reader
+        model = self._model
         for rows in row_blocks(reader.ntotal, size):
             values = np.asarray(reader.values[rows])
             if reader.header.kind == "features":
@@ -185,19 +186,19 @@ def _write_names(out: Path, sources: Sequence[_Source], crc: int, names: bool) -
 
     ``names`` says whether names, labels and kept columns are wanted.
     """
-    named = [source.items for source in sources if names and source.items is not None]
+    item_sources = [source.items for source in sources if names and source.items is not None]
     contained = {source.contained for source in sources if source.contained is not None}
-    if not named and not contained:
+    if not item_sources and not contained:
         items_path(out).unlink(missing_ok=True)  # of an index that was replaced
         return
-    data = {source.data_fingerprint for source in named}
+    data_fingerprints = {source.data_fingerprint for source in item_sources}
     changes, number = contained.pop() if len(contained) == 1 else ("", 0)
     header = IndexDescription(
         sum(source.ntotal for source in sources),
         crc,
-        data.pop() if len(data) == 1 else "",
+        data_fingerprints.pop() if len(data_fingerprints) == 1 else "",
         changes,
         number,
     )
     with stage("writing names"), atomic_path(items_path(out)) as temporary:
-        write_items(temporary, (row for source in named for row in source.rows()), header)
+        write_items(temporary, (row for source in item_sources for row in source.rows()), header)

@@ -15,11 +15,10 @@ from ..encoder import read_encoder_metadata
 from ..errors import DataError
 from ..faissio.convert import METRICS
 from ..faissio.model import read_model
-from ..files import read_json
 from ..indexes.opening import file_kind, open_index
 from ..store.changes import changes_path, read_changes
 from ..store.items import items_path
-from ..store.rows import PROGRESS, RowReader
+from ..store.rows import RowReader
 
 _SUPPORTED = (
     "a model folder, features.h5, codes.h5, an index and an exported encoder (.onnx, .pt2) can be "
@@ -31,12 +30,12 @@ def info(path: str | Path) -> dict[str, Any]:
     """Describe and verify a file or folder.
 
     Args:
-        path: the file or folder. If it does not exist, an unfinished run of that name is described.
+        path: the file or folder.
 
     Returns:
         JSON values. Always ``kind``, ``path`` and ``bytes`` (of a folder those of all its files).
         ``kind`` is ``model`` (its network is not loaded), ``features``, ``codes``,
-        ``index``, ``encoder`` (:class:`gpq_faiss.encoder.Metadata`), or ``unfinished``.
+        ``index`` or ``encoder`` (:class:`gpq_faiss.encoder.Metadata`).
 
     Raises:
         DataError: the file is missing, empty, truncated, damaged, or of another kind.
@@ -44,30 +43,13 @@ def info(path: str | Path) -> dict[str, Any]:
         UsageError: it is an ONNX file, but onnxruntime is not installed.
     """
     path = Path(path)
-    partial = path.parent / f".{path.name}.partial"
-    if partial.is_dir() and not path.exists():
-        path = partial
-    description = _folder(path) if path.is_dir() else _file(path)
+    description = _model(path) if path.is_dir() else _file(path)
     size = sum(file.stat().st_size for file in [path, *path.rglob("*")] if file.is_file())
     return {"kind": description["kind"], "path": str(path), "bytes": size, **description}
 
 
-def _folder(path: Path) -> dict[str, Any]:
-    """Describe a model, or unfinished work."""
-    name = path.resolve().name
-    if not (name.startswith(".") and name.endswith(".partial")):
-        return _model(path)
-    unfinished = {
-        "kind": "unfinished",
-        "out": str(path.parent / name[1:].removesuffix(".partial")),
-        "remedy": "the same command continues it (gpq train with --resume)",
-    }
-    if (path / PROGRESS).exists():
-        unfinished["rows"] = read_json(path / PROGRESS, "the progress of unfinished rows")["rows"]
-    return unfinished
-
-
 def _file(path: Path) -> dict[str, Any]:
+    """Describe a file of any kind."""
     kind = file_kind(path)
     if kind == "codes":
         return _rows(path)

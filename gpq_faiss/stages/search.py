@@ -94,18 +94,16 @@ def search(
             description += f" on {encoder.device}"
         scores, item_ids = searched.search(vectors, k, allow=allow, deny=deny)
         source = opened.items or ItemSource()
-        items = {
-            number: item
-            for number in np.unique(item_ids).tolist()
-            if (item := source.item(number)) is not None
-        }
+        items = {number: source.item(number) for number in np.unique(item_ids).tolist()}
+    # An item that a service has added may have the id of another one of the data.
+    was_changed = opened.contained is not None and opened.contained[1] > 0
     query_ids = dataset.ids[positions]
     names = dataset.texts.get("name", np.full(len(dataset), ""))[positions]
-    short = int((item_ids == -1).any(axis=1).sum())
-    if short:
+    incomplete = int((item_ids == -1).any(axis=1).sum())
+    if incomplete:
         log.warning(
             "%d of %d queries have fewer than %d results: too few items pass the filter",
-            short,
+            incomplete,
             len(query_ids),
             k,
         )
@@ -118,8 +116,8 @@ def search(
         ),
         codebooks_fingerprint=opened.fingerprint,
         description=description,
-        items=items,
-        data_fingerprint=source.data_fingerprint,
+        items={number: item for number, item in items.items() if item is not None},
+        data_fingerprint="" if was_changed else source.data_fingerprint,
     )
 
 
@@ -180,7 +178,8 @@ class SearchResult(Shown):
         codebooks_fingerprint: of the codebooks of model and index.
         description: what was searched.
         items: names, labels and kept columns of the results by id, as far as they are known.
-        data_fingerprint: of the data set of the items; empty if it is not known.
+        data_fingerprint: of the data set of the items; empty if it is not known, or if a service
+            has changed the index.
     """
 
     ids: NDArray[np.int64]
@@ -288,8 +287,8 @@ class SearchResult(Shown):
         rows = PictureRows(items.ids, items.texts)
         if not rows.are_files and self.data_fingerprint != items.fingerprint:
             raise DataError(
-                f"{items.name} is not the data of the index, and nothing names its items: "
-                "give the data that were encoded"
+                f"{items.name} is not the data of the index, or a service has changed it, and "
+                "nothing names its items: give the data that were encoded"
             )
         if self.data_fingerprint not in ("", items.fingerprint):
             log.warning(CHANGED_DATA, items.name)

@@ -84,7 +84,7 @@ def test_every_form_says_how_many_runs_are_missing(finished, tmp_path, caplog):
 def test_damaged_descriptions_are_refused(finished, tmp_path, key):
     content = json.loads((finished / "experiment.json").read_text())
     (tmp_path / "experiment.json").write_text(json.dumps(content | {key: 7}))
-    with pytest.raises(DataError, match=f"experiment.json is not .* damaged .'{key}'"):
+    with pytest.raises(DataError, match=f"experiment.json is not .* damaged .*{key}"):
         report_experiment(tmp_path)
 
 

@@ -9,7 +9,7 @@ import pytest
 from experiment.experiments import DIGITS, ONE, PQ, WHOLE, assert_same, complete, small_grid
 
 from gpq_faiss import open_data, rank_scores, run_experiment
-from gpq_faiss.data.protocols import load_split
+from gpq_faiss.data.protocols import make_split
 from gpq_faiss.errors import DataError, GpqError
 from gpq_faiss.experiment import run as running
 from gpq_faiss.experiment.run import compute, top_rows
@@ -36,7 +36,8 @@ def test_methods_of_a_seed_share_split_and_stored_items(finished):
     run, pq_run = (read_run(finished / f"{x}_12bits_seed1.h5", names) for x in ("gpq", "pq"))
     assert run.arrays["vectors"].shape == (30, 3 * 12)
     assert run.arrays["top_ids"].shape == (100, 1000)
-    split = load_split(finished / f"split_{run.split_hash}.json")
+    split = make_split(DIGITS, "1", seed=1, labelled="20-per-class")
+    assert run.split_hash == split.hash
     np.testing.assert_array_equal(run.arrays["vector_rows"], pq_run.arrays["vector_rows"])
     np.testing.assert_array_equal(pq_run.arrays["query_rows"], split.query)
     np.testing.assert_array_equal(pq_run.arrays["database_rows"], split.database)
@@ -93,7 +94,6 @@ def test_a_damaged_file_is_an_error_and_repeated(finished, tmp_path, size):
             {"data": open_data(np.eye(200, dtype=np.float32), labels=np.arange(200) % 2)},
             "experiment with data",
         ),
-        ({}, {"jobs": 0}, "0 jobs"),
     ],
 )
 def test_another_experiment_in_the_folder_is_refused(finished, change, options, message):

@@ -10,7 +10,6 @@ from typing import Any
 import uvicorn
 from starlette.testclient import TestClient
 
-from gpq_faiss.codes.bits import code_size
 from gpq_faiss.indexes.opening import open_index
 from gpq_faiss.serve.app import create_app
 from gpq_faiss.serve.live import LiveIndex
@@ -23,8 +22,7 @@ BEARER = {"authorization": f"Bearer {TOKEN}"}
 
 def open_live(path: Path, **options: Any) -> LiveIndex:
     """Open an index for the model that it belongs to."""
-    index = open_index(path, changes=False)
-    return LiveIndex(path, code_size(index.M, index.K), index.fingerprint, **options)
+    return LiveIndex(path, open_index(path, changes=False).fingerprint, **options)
 
 
 def client_of(service: Service) -> TestClient:

@@ -13,6 +13,7 @@ from served import BEARER, TOKEN, Served, client_of, open_live
 
 import gpq_faiss as gpq
 from gpq_faiss import Encoder, export_encoder, open_data, open_encoder
+from gpq_faiss.errors import DataError
 from gpq_faiss.indexes.opening import open_index
 from gpq_faiss.serve.schemas import Settings
 from gpq_faiss.serve.service import Service
@@ -278,6 +279,9 @@ def test_pictures_by_id_need_all_changes_of_the_index(served, encoder, built, tm
     with open_live(path) as live:
         client = client_of(Service(encoder, live, DIGITS))
         error_of(client.get("/items/4/thumbnail"), 404)
+    result = gpq.search(built / "model", served.index_file, DIGITS, rows="3", k=1)
+    with pytest.raises(DataError, match="or a service has changed it"):
+        result.draw(DIGITS, DIGITS, tmp_path / "results.png")
 
 
 # Mistakes -----------------------------------------------------------------------------------------

@@ -174,7 +174,7 @@ def test_an_unfit_file_is_refused_once(path, caplog):
 
 def test_changes_are_not_written_beside_the_index_of_another_model(path):
     with pytest.raises(MismatchError, match="other codebooks"):
-        LiveIndex(path, 2, "f" * 16, writable=True)
+        LiveIndex(path, "f" * 16, writable=True)
     assert not changes_path(path).exists()
 
 

@@ -9,10 +9,9 @@ from commands import done
 from model_factory import random_input
 
 import gpq_faiss as gpq
-from gpq_faiss import RowReader, info
+from gpq_faiss import info
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.errors import DataError
-from gpq_faiss.store.rows import RowWriter
 
 N = 23
 
@@ -60,16 +59,6 @@ def test_every_kind_is_described(files, name, expected):
     assert description["codebooks_fingerprint"] == model.codebooks_fingerprint
     assert json.loads(done("info", path, "--format", "json")) == description
     assert f"{description['kind']}\n" in done("info", path)
-
-
-def test_unfinished_rows_are_described(files, tmp_path):
-    out = tmp_path / "codes.h5"
-    with RowReader(files["codes.h5"]) as reader, RowWriter(out, reader.header) as writer:
-        writer.append(np.zeros((9, 3), np.uint8), np.arange(9), np.zeros((9, 1), np.uint8))
-    description = info(out)  # the name that the user gave
-    assert description["kind"] == "unfinished"
-    assert (description["rows"], description["out"]) == (9, str(out))
-    assert info(tmp_path / ".codes.h5.partial") == description
 
 
 # Damaged and foreign ------------------------------------------------------------------------------
