@@ -1,5 +1,8 @@
 """Inverted lists: any codes, masks and threads, in memory and mapped, against brute force."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -9,6 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from index_factory import best, books, padded_best, queries, random_codes, same, unit, within
+from numba.core.registry import cpu_target
 from safetensors import safe_open
 
 from gpq_faiss import Index, compiled
@@ -199,9 +203,10 @@ def test_damaged_file_is_refused(damage, tmp_path):
 @pytest.mark.parametrize("processor", range(len(compiled.SHUFFLES)))
 def test_every_processor_scans_as_the_plain_loop(processor, monkeypatch):
     name = compiled.SHUFFLES[processor][0]
-    monkeypatch.setattr(compiled, "SHUFFLES", compiled.SHUFFLES[processor : processor + 1])
-    if compiled.shuffle_instruction() is None:
+    triple, _, features = cpu_target.target_context.codegen().magic_tuple()
+    if name not in [triple.partition("-")[0], *features.split(",")]:
         pytest.skip(f"this processor is not {name}")
+    monkeypatch.setattr(compiled, "SHUFFLES", compiled.SHUFFLES[processor:])
     emitted = numba.extending.intrinsic(compiled.emit_scan)
     scan = numba.njit(lambda *arguments: emitted(*arguments))  # noqa: PLW0108
     rng = np.random.default_rng(processor)
@@ -213,3 +218,24 @@ def test_every_processor_scans_as_the_plain_loop(processor, monkeypatch):
             early = int(rng.integers(first, T + 1))
             expected = block_scan.scan_block(blocks, 1, quantised, base, first, early)
             assert scan(blocks, 1, quantised, base, first, early) == expected
+
+
+WITHOUT_PRIVATE_PARTS = """
+from numba.core import cgutils, options
+del options.DefaultOptions._nrt, cgutils.for_range
+import numpy as np
+from index_factory import books, queries, random_codes, same, within
+from gpq_faiss.indexes import block_scan
+from gpq_faiss.indexes.index import Index
+Z, codes, xq = books(12), random_codes(2000, 12), queries(1, 48)
+results = Index.build(codes, Z).range_search(xq, 1.0)
+assert same(results, within(xq, codes, Z, 1.0, np.arange(2000)))
+assert block_scan._instructions() is None
+"""
+
+
+def test_search_needs_no_private_part_of_numba(tmp_path):
+    # Not optimised, and not in the cache of the other tests.
+    environment = os.environ | {"NUMBA_OPT": "0", "NUMBA_CACHE_DIR": str(tmp_path)}
+    environment["PYTHONPATH"] = "tests:."
+    subprocess.run([sys.executable, "-c", WITHOUT_PRIVATE_PARTS], check=True, env=environment)
