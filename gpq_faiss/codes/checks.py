@@ -18,8 +18,6 @@ CODEWORDS = (4, 8, 16, 32, 64, 128, 256)
 """Numbers of codewords that a codebook may have: 2 to 8 bits."""
 NORM_TOLERANCE = 1e-4
 """Largest deviation of a codeword's norm from 1."""
-MAX_CODEBOOKS = 256
-"""Maximum number of codebooks of FastScan, which sums 8-bit entries in 16 bits."""
 
 
 def as_array(x: Any, name: str) -> NDArray[Any]:

@@ -18,7 +18,6 @@ from .codebooks import product_index
 ENCODE_BLOCK = 8192
 """Number of vectors that are encoded at a time."""
 _UNSCALED = 1e-4, 1e4  # range of the squared norms of sub-vectors that are encoded as they are
-_ITEM_TOLERANCE = 1e-3  # per coordinate; a network's codewords are exact to about 1e-7
 
 
 def encode(
@@ -81,35 +80,19 @@ def encode(
     return out
 
 
-def decode(codes: ArrayLike, Z: ArrayLike, *, unit: bool = True) -> Floats:
+def decode(codes: ArrayLike, Z: ArrayLike) -> Floats:
     """Return decoded vectors, float32 [N, M*d]: each sub-vector is a codeword of ``Z``.
 
     Args:
         codes: uint8 [N, code_size].
-        Z: float32 [M, K, d], unit-norm unless ``unit`` is false.
+        Z: float32 [M, K, d], of any norm.
 
     Examples:
         >>> Z = np.eye(16, dtype=np.float32)[None].repeat(2, axis=0)
         >>> np.flatnonzero(decode(np.array([[115]], np.uint8), Z)).tolist()
         [3, 23]
     """
-    Z = check_codebooks(Z, unit=unit)
+    Z = check_codebooks(Z, unit=False)
     M, K, d = Z.shape
     assignment = unpack_codes(codes, M, K)
     return Z[np.arange(M), assignment].reshape(len(assignment), M * d)
-
-
-def check_items(x: Floats, codes: Codes, Z: Floats, *, name: str, first_row: int = 0) -> None:
-    """Check that vectors equal their decoded codes.
-
-    This holds for the item vectors of a model whose items consist of codewords.
-
-    Raises:
-        DataError: a vector differs from its codewords, as query vectors do (rows are named).
-    """
-    rows = np.flatnonzero(np.abs(x - decode(codes, Z)).max(axis=1) > _ITEM_TOLERANCE)
-    if len(rows):
-        raise DataError(
-            f"{name}: {named_rows(first_row + rows)} cannot be items of this model, "
-            "whose items are codewords; are they query vectors? Encode the items with gpq encode"
-        )

@@ -9,23 +9,21 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..errors import DataError
-from .checks import Floats, check_codebooks, check_vectors, named_rows
+from .checks import Floats, check_codebooks, check_vectors
 
 
 def score_tables(xq: ArrayLike, Z: ArrayLike) -> Floats:
     """Return the inner product of every query sub-vector with every codeword: float32 [Q, M, K].
 
     The d products are summed sequentially in float32, without BLAS, so that tables do not depend on
-    the batch.
+    the batch. Entries of queries that are too large for float32 are infinite or NaN.
 
     Args:
         xq: queries, [Q, M*d].
         Z: codebooks, float32 [M, K, d].
 
     Raises:
-        DataError: see :func:`check_codebooks` and :func:`check_vectors`; or queries are so large
-            that a score overflows.
+        DataError: see :func:`check_codebooks` and :func:`check_vectors`.
     """
     Z = check_codebooks(Z, unit=False)
     M, K, d = Z.shape
@@ -36,8 +34,4 @@ def score_tables(xq: ArrayLike, Z: ArrayLike) -> Floats:
         for j in range(d):
             np.multiply(queries[:, :, j, None], Z[None, :, :, j], out=term)
             tables += term
-        largest = np.abs(tables).max(axis=2, initial=0).sum(axis=1)
-    rows = np.flatnonzero(~np.isfinite(largest))
-    if len(rows):
-        raise DataError(f"queries: values too large for float32 scores in {named_rows(rows)}")
     return tables

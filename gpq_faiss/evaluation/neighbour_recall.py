@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError
 from .ranking import rank_codes
 from .scorers import Bytes, ScoreFunction, Tables
 from .ties import Doubles, Ints
@@ -100,16 +99,10 @@ def neighbour_recall(
         k: number of results.
 
     Raises:
-        DataError: scores that are not finite, or neighbours of other queries or of another
-            database.
+        DataError: scores that are not finite.
         UsageError: codes of another width than the tables.
     """
     queries = spaced_queries(n_queries)
-    if not n_queries or len(neighbours) != len(queries) or neighbours.max(initial=-1) >= len(codes):
-        raise DataError(
-            f"the rows of {len(neighbours):,} queries' neighbours do not fit {len(codes):,} codes "
-            f"and {len(queries):,} of {n_queries:,} queries"
-        )
     selected = (lambda q, c: scorer(queries[q], c)) if callable(scorer) else scorer[queries]
     # Each query has a label that only its neighbours share, so that the figure is a recall.
     query_labels = np.packbits(np.eye(len(queries), dtype=bool), axis=1)

@@ -112,7 +112,8 @@ class RankingResult(Shown):
 
 def usable_cores() -> int:
     """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return cores or 1
 
 
 def rank_codes(
@@ -171,7 +172,8 @@ def rank_codes(
 
     tasks = range(0, n_queries, _TASK)
     with ThreadPoolExecutor(threads) as pool, stage("ranking", n_queries, "query") as ranking:
-        for count in map(measure, tasks) if threads == 1 else pool.map(measure, tasks):
+        counts = map(measure, tasks) if threads == 1 else pool.map(measure, tasks)
+        for count in counts:
             ranking.update(count)
     ap, relevant, hits, curve = np.split(measures, [1, 2, 2 + len(ks)], axis=1)
     divisor = max(n_queries, 1)
@@ -316,7 +318,9 @@ class _Database:
                 )
             item = self._excluded[query]
             entry = self._entry_of[item]
-            removed = (item >= 0) * np.array([relevant_sets[self._set_of_item[item]], 1])
+            removed = np.array([relevant_sets[self._set_of_item[item]], 1])
+            if item < 0:  # no item is left out for this query
+                removed[:] = 0
             counts[:, entry] -= removed
             keys = kernels.sort_entries(scores[i % self._block][self._code_of], *buffers)
             groups = kernels.tie_groups(keys, counts, self._ties)

@@ -69,14 +69,13 @@ def label_rows(labels: ArrayLike, name: str, length: int) -> Bytes:
     if fits and array.ndim == 2 and array.dtype in (np.bool_, np.uint8):
         return np.packbits(array, axis=1) if array.dtype == bool else np.ascontiguousarray(array)
     are_numbers = fits and array.ndim == 1 and array.dtype.kind in "iu"
-    width = int(array.max(initial=0)) // 8 + 1 if are_numbers else 1
-    if not are_numbers or array.min(initial=0) < -1 or length * width > 1 << 32:
+    if not are_numbers or array.min(initial=0) < -1 or length * int(array.max(initial=0)) > 1 << 35:
         raise DataError(
             f"{name}: {array.dtype} {array.shape} for {length:,} items: give class numbers from 0 "
             "without gaps (-1: unlabelled), or multi-hot rows, bool or packed"
         )
     classes = array.astype(np.int64)
-    rows = np.zeros((length, width), dtype=np.uint8)
+    rows = np.zeros((length, classes.max(initial=0) // 8 + 1), dtype=np.uint8)
     labelled = np.flatnonzero(classes >= 0)
     rows[labelled, classes[labelled] // 8] = 128 >> (classes[labelled] % 8)
     return rows

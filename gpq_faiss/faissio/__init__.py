@@ -1,1 +1,1 @@
-"""Conversion of codes to and from Faiss' own objects and files, and model folders."""
+"""Conversion of codes to Faiss' own objects, its files, and model folders."""

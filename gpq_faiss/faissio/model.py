@@ -9,8 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..codes.checks import Codes, Floats, check_codebooks
-from ..codes.encode import check_items, encode
+import numpy as np
+
+from ..codes.checks import Codes, Floats, check_codebooks, named_rows
+from ..codes.encode import decode, encode
 from ..errors import DataError, MismatchError
 from ..files import read_json
 from ..inputs import reading
@@ -31,26 +33,36 @@ _CONFIG_TYPES: dict[str, type] = {
     "codebooks_fingerprint": str,
 }
 """Keys that ``config.json`` must have, and the types of their values."""
+_ITEM_TOLERANCE = 1e-3  # per coordinate; a network's codewords are exact to about 1e-7
 
 _log = logging.getLogger(__name__)
 
 
-def encode_items(vectors: Any, Z: Floats, description: Mapping[str, Any], **options: Any) -> Codes:
+def encode_items(
+    vectors: Any, Z: Floats, description: Mapping[str, Any], *, name: str, first_row: int = 0
+) -> Codes:
     """Return the codes of item vectors, uint8 [n, code_size].
 
     Args:
         vectors: float32 [n, M*d].
         Z: codebooks of the model, float32 [M, K, d].
         description: the ``config.json`` of the model.
-        options: ``name`` and ``first_row`` of :func:`..codes.encode.encode`.
+        name: how errors name the vectors.
+        first_row: number of the first row in errors.
 
     Raises:
         DataError: see :func:`..codes.encode.encode`; or the items of the model consist of
-            codewords, and a vector does not: it may be one of a query.
+            codewords, and a vector does not: it may be one of a query (rows are named).
     """
-    codes = encode(vectors, Z, **options)
+    codes = encode(vectors, Z, name=name, first_row=first_row)
     if description.get("items_are_codewords") is True:
-        check_items(vectors, codes, Z, **options)
+        differences = np.abs(vectors - decode(codes, Z)).max(axis=1)
+        rows = np.flatnonzero(differences > _ITEM_TOLERANCE)
+        if len(rows):
+            raise DataError(
+                f"{name}: {named_rows(first_row + rows)} cannot be items of this model, whose "
+                "items are codewords; are they query vectors? Encode the items with gpq encode"
+            )
     return codes
 
 

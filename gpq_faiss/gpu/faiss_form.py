@@ -65,14 +65,12 @@ def zero_lists(codes: Codes, Z: Floats, ids: Ids) -> Any:
     ivf.quantizer.add(np.zeros((lists, padded * width), np.float32))
     faiss.copy_array_to_vector(books.ravel(), ivf.pq.centroids)
     ivf.is_trained = True
-    for list_number in range(lists):
-        list_ids = np.ascontiguousarray(ids[list_number::lists])
-        list_codes = np.zeros((len(list_ids), padded), np.uint8)
-        list_codes[:, :size] = codes[list_number::lists]
-        ivf.invlists.add_entries(
-            list_number, len(list_ids), faiss.swig_ptr(list_ids), faiss.swig_ptr(list_codes)
-        )
-    ivf.ntotal = n
+    # Faiss expects the number of its list before each code, in one byte, or none if there is one.
+    prefix = ivf.coarse_code_size()
+    entries = np.zeros((n, prefix + padded), np.uint8)
+    entries[:, :prefix] = (np.arange(n) % lists)[:, None]
+    entries[:, prefix : prefix + size] = codes
+    ivf.add_sa_codes(entries, ids)
     ivf.nprobe = lists
     return ivf
 

@@ -25,11 +25,11 @@ from torch import Tensor
 from ..codes.checks import named_rows
 from ..errors import DataError, UsageError
 from ..files import Closing
-from ..ids import whole_numbers
 from ..indexes.index import (
     RANGE_LIMIT,
     IdList,
     Index,
+    check_filter,
     check_min_score,
     check_search,
     too_many,
@@ -66,7 +66,7 @@ def to_gpu(source: Any, device: str | int = 0, *, memory: int = MEMORY) -> Devic
     Raises:
         DeviceError: there is no such GPU (the CPU does not take its place silently).
         DataError: the index is empty or invalid, or has more than 2^31 - 1 items.
-        UsageError: an option is out of range, or the metric is L2.
+        UsageError: the device has no such name, or the metric is L2.
     """
     torch_device = resolve_device(f"cuda:{device}" if isinstance(device, int) else device)
     index = source if isinstance(source, Index) else open_index(source)
@@ -80,19 +80,18 @@ class DeviceIndex(Closing):
 
     Raises:
         DataError: there are more than 2^31 - 1 items.
-        UsageError: ``memory`` is below 1, or the metric of the index is L2.
+        UsageError: the metric of the index is L2.
     """
 
     def __init__(self, index: Index, device: torch.device, memory: int = MEMORY) -> None:
         Z = self.codebooks = index.codebooks
         n = self.ntotal = index.ntotal
-        self.width, self.fingerprint, self.device = index.d, index.fingerprint, device
+        self.width = index.d
+        self.device = device
         if index.metric_type != faiss.METRIC_INNER_PRODUCT:
             raise UsageError(
                 "an index of the metric L2 is searched on the CPU: leave out the device"
             )
-        if memory < 1:
-            raise UsageError(f"memory of {memory} bytes: it must be at least 1")
         if n > MAX_ROWS:
             raise DataError(
                 f"{n:,} codes: an index on a device has at most {MAX_ROWS:,}; use several for more"
@@ -239,13 +238,10 @@ class DeviceIndex(Closing):
 
     def _passing(self, allow: IdList | None, deny: IdList | None) -> DeviceIndex:
         """Return an index of the items that pass the filter."""
-        if allow is not None and deny is not None:
-            raise UsageError("allow and deny exclude each other: give one list of ids")
-        listed = allow if deny is None else deny
+        listed = check_filter(allow, deny)
         if listed is None:
             return self
-        ids = whole_numbers(listed, "allow" if deny is None else "deny")
-        is_listed = np.isin(self._item_ids, ids)
+        is_listed = np.isin(self._item_ids, listed)
         mask = tensor_of(is_listed if deny is None else ~is_listed).to(self.device)
         return self._subset(mask[self._members].nonzero()[:, 0])
 
@@ -347,8 +343,12 @@ class DeviceIndex(Closing):
         scratch = kernel.scratch_of(M, K)
         parts = max(1, min(_PARTS, _GRID // q, self.memory // (q * (8 * (k or 1) + 4 * scratch))))
         null = torch.empty(0, dtype=torch.int64, device=self.device)  # a null pointer
+        if ends is None:
+            ends = null
+        if keys is None:
+            keys = null
         output = torch.empty((q, parts, k or 1), dtype=torch.int64, device=self.device)
-        out = (output, null) if k else (null if keys is None else keys, output)
+        out = (output, null) if k else (keys, output)
         if thresholds is None:
             thresholds = torch.full((q,), torch.iinfo(torch.int64).min, device=self.device)
         overflows = torch.empty((q, parts), dtype=torch.int32, device=self.device)
@@ -357,7 +357,6 @@ class DeviceIndex(Closing):
         lists = *self._lists, self._roots, parts
         # A new thread has the GPU's context only after its first operation there: compile here.
         run = kernel.compiled(M, K, d, self.device)
-        ends = null if ends is None else ends
         run(
             q * parts,
             [queries[block], self._Z, *codes, tables, *lists, k, thresholds, ends, *out, overflows],

@@ -288,18 +288,6 @@ def source_of(M: int, K: int, d: int, threads: int = _THREADS) -> str:
 
 
 @lru_cache(maxsize=64)
-def _compiled(M: int, K: int, d: int, device: torch.device) -> Any:
-    try:
-        with torch.cuda.device(device):
-            # A private function of torch, tried with 2.15; without it the CPU searches.
-            return torch.cuda._compile_kernel(source_of(M, K, d), "search")
-    except (AttributeError, RuntimeError, OSError) as error:
-        reason = (str(error).strip().splitlines() or ["no reason given"])[-1]
-        raise DeviceError(
-            f"torch cannot compile the search for {device} ({reason}): use --device cpu"
-        ) from None
-
-
 def compiled(M: int, K: int, d: int, device: torch.device) -> Callable[[int, list[Any]], None]:
     """Compile the kernel for a GPU.
 
@@ -309,7 +297,15 @@ def compiled(M: int, K: int, d: int, device: torch.device) -> Callable[[int, lis
     Raises:
         DeviceError: torch cannot compile it.
     """
-    kernel = _compiled(M, K, d, device)
+    try:
+        with torch.cuda.device(device):
+            # A private function of torch, tried with 2.15; without it the CPU searches.
+            kernel: Any = torch.cuda._compile_kernel(source_of(M, K, d), "search")
+    except (AttributeError, RuntimeError, OSError) as error:
+        reason = (str(error).strip().splitlines() or ["no reason given"])[-1]
+        raise DeviceError(
+            f"torch cannot compile the search for {device} ({reason}): use --device cpu"
+        ) from None
 
     def run(blocks: int, arguments: list[Any]) -> None:
         with torch.cuda.device(device):

@@ -18,7 +18,6 @@ from numpy.typing import ArrayLike
 
 from ..codes.bits import check_codes
 from ..codes.checks import (
-    MAX_CODEBOOKS,
     Codes,
     Floats,
     Ids,
@@ -35,7 +34,7 @@ from ..ids import whole_numbers
 from ..store.changes import Change
 from ..store.items import ChangedItems, ItemSource
 from ..store.rows import codebooks_fingerprint
-from .lists import InvertedLists, not_finite
+from .lists import InvertedLists
 
 RANGE_LIMIT = 10_000_000
 """Default limit of the results of a range search, which take about 50 bytes each."""
@@ -62,8 +61,6 @@ class Index(Closing):
         items: names and labels of the items; None if they are not known.
         contained: identity of a changes file, and number of the last of its changes that the index
             file contains; None if it contains none.
-        form: form of the file: ``flat`` or ``fused`` for a Faiss file, ``lists``, or ``codes``;
-            ``memory`` if there is no file.
     """
 
     def __init__(
@@ -74,11 +71,13 @@ class Index(Closing):
         metric_type: int = faiss.METRIC_INNER_PRODUCT,
         items: ItemSource | None = None,
         contained: tuple[str, int] | None = None,
-        form: str = "memory",
     ) -> None:
         """Use :meth:`build` or :func:`.opening.open_index`; arguments are not checked here."""
-        self.segments, self.codebooks, self.metric_type = segments, codebooks, metric_type
-        self.items, self.contained, self.form = items, contained, form
+        self.segments = segments
+        self.codebooks = codebooks
+        self.metric_type = metric_type
+        self.items = items
+        self.contained = contained
         self.fingerprint = codebooks_fingerprint(codebooks)
         self.M, self.K = int(codebooks.shape[0]), int(codebooks.shape[1])
         self.d = self.M * int(codebooks.shape[2])
@@ -101,7 +100,6 @@ class Index(Closing):
             ids: int64 [n], each once and not -1 (default: row numbers).
 
         Raises:
-            UsageError: there are more than 256 codebooks.
             DataError: codes, codebooks or ids are invalid, or there are no codes.
 
         Examples:
@@ -114,8 +112,6 @@ class Index(Closing):
             [[9]]
         """
         Z = check_codebooks(codebooks, unit=False).copy()  # the caller may modify the array
-        if len(Z) > MAX_CODEBOOKS:
-            raise UsageError(f"{len(Z)} codebooks: at most {MAX_CODEBOOKS} are supported")
         packed = check_codes(codes, *Z.shape[:2])
         item_ids = np.arange(len(packed)) if ids is None else whole_numbers(ids, "ids")
         if len(item_ids) != len(packed):
@@ -189,26 +185,19 @@ class Index(Closing):
             DataError: there are more than ``limit`` results; or see :meth:`search`.
         """
         min_score = check_min_score(min_score, limit)
-        queries, segments = self._queries(xq), self._filtered(allow, deny)
+        queries = self._queries(xq)
         thresholds = self._to_metric(xq, np.full((len(queries), 1), min_score, np.float64))[:, 0]
-        lims, D, ids = [0], [np.empty(0, np.float32)], [np.empty(0, np.int64)]
-        for query, threshold in zip(queries, thresholds.tolist(), strict=True):
-            count = lims[-1]
-            for segment in segments:
-                result = segment.range_search(query, threshold, limit)
-                if result is None:
-                    raise not_finite(np.array([len(lims) - 1]))
-                D.append(result[0])
-                ids.append(result[1])
-                count += len(result[1])
-            lims.append(count)
-            if count > limit:
-                raise too_many(min_score, limit)
-        scores, members = np.concatenate(D), np.concatenate(ids)
-        rows = np.repeat(np.arange(len(queries)), np.diff(lims))
-        order = np.lexsort((members, -scores, rows))
-        results = self._to_metric(np.asarray(xq)[rows], scores[order, None])[:, 0]
-        return np.array(lims), results, members[order]
+        results = [
+            segment.range_search(queries, thresholds, limit)
+            for segment in self._filtered(allow, deny)
+        ]
+        rows, scores, ids = (np.concatenate(arrays) for arrays in zip(*results, strict=True))
+        if len(rows) > limit:
+            raise too_many(min_score, limit)
+        order = np.lexsort((ids, -scores, rows))
+        rows = rows[order]
+        lims = np.searchsorted(rows, np.arange(len(queries) + 1))
+        return lims, self._to_metric(xq, scores[order, None], rows)[:, 0], ids[order]
 
     def _queries(self, xq: ArrayLike) -> Floats:
         """Check queries, and return them in the form for which the loops are compiled."""
@@ -222,25 +211,25 @@ class Index(Closing):
         queries: Floats = x if x.flags.carray else np.require(x, requirements=["C", "A", "W"])
         return queries
 
-    def _to_metric(self, xq: ArrayLike, scores: Any) -> Any:
-        """Convert scores [Q, n] to squared distances if the metric is L2, or distances to scores.
+    def _to_metric(self, xq: ArrayLike, scores: Any, rows: Ids | slice = slice(None)) -> Any:
+        """Convert scores [n, m] to squared distances if the metric is L2, or distances to scores.
 
         Each is |q|^2 minus the other (:func:`search_codebooks`).
+
+        Args:
+            rows: rows in ``xq`` of the n queries that the scores belong to (default: all).
         """
         if self.metric_type != faiss.METRIC_L2:
             return scores
         squared_norms = np.square(np.asarray(xq, np.float64)).sum(axis=1, keepdims=True)
-        return (squared_norms - scores).astype(scores.dtype)
+        return (squared_norms[rows] - scores).astype(scores.dtype)
 
     def _filtered(self, allow: IdList | None, deny: IdList | None) -> tuple[InvertedLists, ...]:
         """Return the segments with the items that a search may return."""
-        if allow is not None and deny is not None:
-            raise UsageError("allow and deny exclude each other: give one list of ids")
-        listed = deny if allow is None else allow
+        listed = check_filter(allow, deny)
         if listed is None:
             return self.segments
-        ids = whole_numbers(listed, "deny" if allow is None else "allow")
-        return tuple(segment.filtered(ids, deny=allow is None) for segment in self.segments)
+        return tuple(segment.filtered(listed, deny=allow is None) for segment in self.segments)
 
     # Items --------------------------------------------------------------------------------------
 
@@ -265,8 +254,7 @@ class Index(Closing):
         for segment in self.segments:
             positions = segment.positions(np.array([number], np.int64))
             if positions[0] >= 0:
-                code: Codes = segment.codes(positions)[0]
-                return code
+                return segment.codes(positions).reshape(-1)
         return None
 
     def reconstruct(self, number: int) -> Floats:
@@ -278,8 +266,7 @@ class Index(Closing):
         code = self.code_of(number)
         if code is None:
             raise DataError(f"no item has the id {number}")
-        vector: Floats = decode(code[None], self.codebooks, unit=False)[0]
-        return vector
+        return decode(code[None], self.codebooks).reshape(-1)
 
     def apply(self, changes: Mapping[int, Change]) -> Self:
         """Return an index with these changes, by id; a change without a code removes the item."""
@@ -309,7 +296,6 @@ class Index(Closing):
             metric_type=self.metric_type,
             items=items,
             contained=self.contained,
-            form=self.form,
         )
 
     def remove_ids(self, ids: IdList) -> Self:
@@ -353,6 +339,20 @@ def check_search(k: int, ntotal: int, threads: int | None) -> None:
         check_count(k, f"an index of {ntotal:,} items: k", maximum=ntotal)
     if threads is not None:
         check_count(threads, "threads")
+
+
+def check_filter(allow: IdList | None, deny: IdList | None) -> Ids | None:
+    """Return the ids that a search allows or denies, int64 [n]; None if it does neither.
+
+    Raises:
+        UsageError: both lists of ids are given.
+        DataError: invalid ids.
+    """
+    if allow is not None and deny is not None:
+        raise UsageError("allow and deny exclude each other: give one list of ids")
+    if allow is not None:
+        return whole_numbers(allow, "allow")
+    return None if deny is None else whole_numbers(deny, "deny")
 
 
 def check_min_score(min_score: float, limit: int) -> float:

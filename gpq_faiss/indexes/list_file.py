@@ -70,7 +70,8 @@ def write_lists(out: Path, sources: Sequence[RowSource], Z: Floats) -> int:
     M, K, _ = Z.shape
     counts, low, high = _survey(sources, M, K)
     sizes = counts.reshape(_PARTITIONS, -1).sum(axis=1)
-    ends, n = np.append(0, np.cumsum(sizes)), int(sizes.sum())
+    ends = np.append(0, np.cumsum(sizes))
+    n = int(ends[-1])
     prefix = choose_prefix(counts.reshape(16 ** levels_of(M, K), -1).sum(axis=1))
     row_counts = np.zeros(16**prefix, np.int64)
     rows = 0
@@ -120,8 +121,9 @@ def write_lists(out: Path, sources: Sequence[RowSource], Z: Floats) -> int:
     with out.open("wb") as file, stage("writing lists", rows, "row") as writing:
         _write(file, arrays, (-(-rows // BLOCK), columns.shape[1], BLOCK))
         for start in range(0, rows, _ROWS):
-            file.write(blocks_of(columns[start : min(rows, start + _ROWS)]).data)
-            writing.update(min(rows, start + _ROWS) - start)
+            stop = min(rows, start + _ROWS)
+            file.write(blocks_of(columns[start:stop]).data)
+            writing.update(stop - start)
     return codes_crc ^ ids_crc
 
 
@@ -134,10 +136,12 @@ def _survey(sources: Sequence[RowSource], M: int, K: int) -> tuple[Ids, int, int
     Raises:
         DataError: there are no rows, or an id occurs twice or is -1.
     """
-    counts, n = np.zeros(1 << 16, np.int64), sum(source.ntotal for source in sources)
+    n = sum(source.ntotal for source in sources)
     if not n:
         raise DataError("no codes: an index needs at least one item")
-    low, high, is_ascending = np.iinfo(np.int64).max, np.iinfo(np.int64).min, True
+    counts = np.zeros(1 << 16, np.int64)
+    low, high = np.iinfo(np.int64).max, np.iinfo(np.int64).min
+    is_ascending = True
     for source in sources:
         for block, ids in source.blocks(_ROWS):
             if len(ids):  # not all items of the block were removed
@@ -221,6 +225,6 @@ def open_lists(path: Path) -> tuple[InvertedLists, int]:
             and bool((np.diff(ends) > 0).all())
             and 0 <= prefix <= levels_of(M, K)
         )
-        if not is_consistent:
+        if not is_consistent:  # the compiled loops would read beyond the arrays
             raise DataError("its arrays do not fit together")
         return lists, crc

@@ -34,10 +34,8 @@ from numpy.typing import NDArray
 
 from ..codes.checks import Codes, Floats, Ids
 from ..compiled import BLOCK, compiled, inner
-from .block_scan import scan_block
+from .block_scan import Number, scan_block
 
-Number = Any
-"""An int64, a uint64, a float32 or a Boolean."""
 DONE, TOGETHER, NOT_FINITE = np.uint8(0), np.uint8(1), np.uint8(2)
 """Status of a query after :func:`search`."""
 
@@ -355,7 +353,8 @@ def _scan(lists: Lists, queries: Queries, g: Number, first: Number, last: Number
     paired, common = lut.shape[1] <= 16, lists.prefix // 2  # columns that are equal in the sub-list
     early = min(max(np.int64(2), common + 1), blocks.shape[1])
     base = _distance(blocks, first // BLOCK, first % BLOCK, quantised, common)
-    threshold, block, end = queries.thresholds[g], first // BLOCK, (last + BLOCK - 1) // BLOCK
+    threshold = queries.thresholds[g]
+    block, end = first // BLOCK, (last + BLOCK - 1) // BLOCK
     while block < end:
         passed = _ALL
         if paired:
@@ -527,7 +526,8 @@ def search(
             queries.thresholds[_ONLY] = _first_threshold(lists, queries, _ONLY, opened)
         _quantise_to_threshold(queries, _ONLY)
         _scan(lists, queries, _ONLY, lists.ends[opened], lists.ends[opened + 1])
-        tail, scanned = queries.list_tails[_ONLY], lists.ends[opened + 1] - lists.ends[opened]
+        tail = queries.list_tails[_ONLY]
+        scanned = lists.ends[opened + 1] - lists.ends[opened]
         for i in range(_order_lists(list_scores, queries.thresholds[_ONLY] - tail, order)):
             least = queries.thresholds[_ONLY] - tail
             if list_scores[order[i]] < least:
@@ -549,15 +549,12 @@ def search(
 
 
 @compiled
-def search_together(lists: Lists, xq: Floats, D: Floats, ids: Ids) -> Number:
+def search_together(lists: Lists, xq: Floats, D: Floats, ids: Ids) -> None:
     """Find the k best members for queries that scan each sub-list together, so it is read once.
 
     Args:
         D, ids: float32 and int64 [Q, k]; the first score of each query is one that k members reach,
             or -inf. They are filled with the results.
-
-    Returns:
-        0, the number of queries that are not done.
     """
     size: Number = min(_GROUP, len(xq))
     queries = _new_queries(lists, size, D.shape[1])
@@ -576,7 +573,6 @@ def search_together(lists: Lists, xq: Floats, D: Floats, ids: Ids) -> Number:
                 start = stop
         for g in range(size):
             _finish(queries, g, D[begin + g], ids[begin + g])
-    return 0
 
 
 @compiled

@@ -143,10 +143,9 @@ def sublists(row_counts: Ids, prefix: int) -> tuple[Codes, Ids]:
 
 def blocks_of(columns: Codes) -> Codes:
     """Return distinct codes in blocks, uint8 [ceil(n / 64), T, 64], filled up with zeros."""
-    n, T = columns.shape
-    padded = np.zeros((-(-n // BLOCK) * BLOCK, T), np.uint8)
-    padded[:n] = columns
-    return np.ascontiguousarray(padded.reshape(-1, BLOCK, T).transpose(0, 2, 1))
+    padded = np.pad(columns, ((0, -len(columns) % BLOCK), (0, 0)))
+    blocks = padded.reshape(-1, BLOCK, columns.shape[1])
+    return np.ascontiguousarray(blocks.transpose(0, 2, 1))
 
 
 # Searching ----------------------------------------------------------------------------------------
@@ -179,9 +178,7 @@ class InvertedLists:
     ) -> None:
         self.codebooks = codebooks
         self.n = self.ntotal = len(members)
-        first = np.zeros(1, np.int64)
-        if prefix >= 2:
-            first = np.flatnonzero(np.append(True, names[1:, 0] != names[:-1, 0]))
+        first = np.flatnonzero(np.append(True, names[1:, 0] != names[:-1, 0]))
         transposed = np.ascontiguousarray(codebooks.transpose(2, 0, 1))
         arrays = np.append(first, len(names)), names, ends, blocks, starts, members
         for array in (transposed, *arrays):
@@ -243,20 +240,36 @@ class InvertedLists:
         return D, ids
 
     def range_search(
-        self, query: Floats, min_score: float, limit: int
-    ) -> tuple[Floats, Ids] | None:
-        """Return scores and ids, in any order, of all items that score at least ``min_score``.
+        self, xq: Floats, min_scores: NDArray[np.float64], limit: int
+    ) -> tuple[Ids, Floats, Ids]:
+        """Return all items that score at least the minimum score of a query, in any order.
 
         Args:
-            query: float32 [M * d].
+            xq: float32 [Q, M * d], C-contiguous, at least one.
+            min_scores: float64 [Q].
             limit: the search stops at more results than this.
 
         Returns:
-            Scores float32 [n] and ids int64 [n]; None if scores of the query are not finite.
+            Row of the query int64 [n], score float32 [n] and id int64 [n] of each result.
+
+        Raises:
+            DataError: see :meth:`search`.
         """
-        arrays = self.arrays, min(limit, self.n), query, np.float32(min_score)
-        D, ids, count = list_kernels.range_search(*arrays)
-        return None if count < 0 else (D[:count].copy(), ids[:count].copy())
+        results = []
+        remaining = limit
+        for row, (query, min_score) in enumerate(zip(xq, min_scores, strict=True)):
+            room = min(remaining, self.n)
+            D, ids, count = list_kernels.range_search(
+                self.arrays, room, query, np.float32(min_score)
+            )
+            if count < 0:
+                raise not_finite(np.array([row]))
+            results.append((np.full(count, row), D[:count].copy(), ids[:count].copy()))
+            remaining -= count
+            if remaining < 0:
+                break
+        rows, scores, members = (np.concatenate(arrays) for arrays in zip(*results, strict=True))
+        return rows, scores, members
 
     # Items ------------------------------------------------------------------------------------
 
@@ -318,7 +331,8 @@ class InvertedLists:
             return self.build(self.codes(positions), ids, self.codebooks)
         mask.flags.writeable = False
         lists = copy.copy(self)
-        lists.arrays, lists.ntotal = self.arrays._replace(mask=mask), ntotal
+        lists.arrays = self.arrays._replace(mask=mask)
+        lists.ntotal = ntotal
         return lists
 
     def crc(self) -> int:
@@ -346,7 +360,7 @@ def not_finite(rows: NDArray[Any]) -> DataError:
     )
 
 
-def _in_parallel(run: Callable[..., int], arrays: Sequence[Any], threads: int | None) -> list[int]:
+def _in_parallel(run: Callable[..., Any], arrays: Sequence[Any], threads: int | None) -> list[Any]:
     """Return the results of ``run`` for blocks of up to 256 rows of all arrays, in threads."""
     n = len(arrays[0])
     useful = n // _MIN_QUERIES

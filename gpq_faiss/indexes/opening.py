@@ -6,22 +6,25 @@ items file next to the index, if that belongs to it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from pathlib import Path
 from typing import Any
 
+import faiss
+import numpy as np
+
 from ..codes.bits import code_size
-from ..codes.checks import check_unique
+from ..codes.codebooks import unfuse
 from ..errors import DataError
-from ..faissio.convert import from_faiss
+from ..faissio.convert import METRICS
 from ..faissio.files import read_index
-from ..inputs import file_form
-from ..store.changes import changes_path, read_changes
+from ..inputs import file_form, reading
+from ..store.changes import read_changes
 from ..store.items import Items, RowItems, items_path
 from ..store.rows import RowReader
-from .index import Index, search_codebooks
+from .index import Index
 from .list_file import open_lists
-from .lists import InvertedLists
 
 _log = logging.getLogger(__name__)
 
@@ -55,15 +58,16 @@ def open_index(source: Any, *, changes: bool = True) -> Index:
         return _from_faiss(source, "the index")
     path = Path(source)
     kind = file_kind(path)
-    if kind == "faiss":
-        index = _with_items(_from_faiss(read_index(path), str(path)), path)
-    elif kind == "codes":
-        index = _from_codes(path)
-    elif kind == "lists":
-        lists, crc = open_lists(path)
-        index = _with_items(Index((lists,), lists.codebooks, form="lists"), path, crc)
-    else:
-        raise DataError(f"{path} is not {_EXPECTED}; its content: {kind}")
+    with reading(path, _EXPECTED):
+        if kind == "faiss":
+            index = _with_items(_from_faiss(read_index(path), str(path)), path)
+        elif kind == "codes":
+            index = _from_codes(path)
+        elif kind == "lists":
+            lists, crc = open_lists(path)
+            index = _with_items(Index((lists,), lists.codebooks), path, crc)
+        else:
+            raise DataError(f"{path} is not {_EXPECTED}; its content: {kind}")
     return _with_changes(index, path) if changes else index
 
 
@@ -80,25 +84,46 @@ def file_kind(path: Path) -> str:
     return kinds.get(form, form)
 
 
-def _from_faiss(index: Any, name: str) -> Index:
-    """Build an index from the codes of a Faiss index; ``name`` is its name in errors."""
-    contents = from_faiss(index, name)
-    if not len(contents.codes):
+def _from_faiss(source: Any, name: str) -> Index:
+    """Build an index from an ``IndexPQ``, possibly in an ``IndexIDMap`` or ``IndexIDMap2``.
+
+    Byte-fused codebooks become 4-bit ones.
+
+    Args:
+        name: how errors name the source.
+
+    Raises:
+        DataError: the source is of another kind, not trained, or invalid.
+    """
+    pq_index = faiss.downcast_index(source)
+    ids = np.arange(pq_index.ntotal)
+    if isinstance(pq_index, faiss.IndexIDMap):  # or its subclass IndexIDMap2
+        ids = faiss.vector_to_array(pq_index.id_map)
+        pq_index = faiss.downcast_index(pq_index.index)
+    if type(pq_index) is not faiss.IndexPQ or not 2 <= pq_index.pq.nbits <= 8:
         raise DataError(
-            f"{name} is empty: add vectors or codes by Faiss, or write one by gpq index"
+            f"{name} is {type(pq_index).__name__}, not codes of a product quantiser "
+            "(IndexPQ of 2 to 8 bits): search it by Faiss itself, or index its codes by gpq index"
         )
-    Z = search_codebooks(contents.codebooks, contents.metric)
-    lists = InvertedLists.build(contents.codes, contents.ids, Z)
-    return Index((lists,), contents.codebooks, metric_type=contents.metric, form=contents.kind)
+    metric = pq_index.metric_type
+    if metric not in METRICS or not pq_index.is_trained:
+        raise DataError(f"{name} is not trained, or its metric is neither inner product nor L2")
+    M, K, d = pq_index.pq.M, pq_index.pq.ksub, pq_index.pq.dsub
+    codebooks = faiss.vector_to_array(pq_index.pq.centroids).reshape(M, K, d)
+    codes = faiss.vector_to_array(pq_index.codes).reshape(-1, code_size(M, K))
+    if K == 256 and metric == faiss.METRIC_INNER_PRODUCT:
+        with contextlib.suppress(DataError):  # codebooks of 8 bits that are not byte-fused
+            codebooks = unfuse(codebooks)
+    return Index.build(codes, codebooks, ids, metric_type=metric)
 
 
 def _from_codes(path: Path) -> Index:
     """Build an index from the rows of a codes file, which also has the names and labels."""
     reader = RowReader(path, kind="codes")
-    check_unique(reader.ids, str(path))
-    lists = InvertedLists.build(reader.values, reader.ids, reader.header.codebooks)
-    items = RowItems(reader) if reader.header.class_names or reader.text_columns else None
-    return Index((lists,), reader.header.codebooks, items=items, form="codes")
+    index = Index.build(reader.values, reader.header.codebooks, reader.ids)
+    if reader.header.class_names or reader.text_columns:
+        index.items = RowItems(reader)
+    return index
 
 
 def _with_items(index: Index, path: Path, crc: int | None = None) -> Index:
@@ -130,10 +155,7 @@ def _with_changes(index: Index, path: Path) -> Index:
     changes = read_changes(path, code_size(index.M, index.K), index.fingerprint)
     if changes is None:
         return index
-    newest = changes.since(index.contained)
-    if newest:
-        _log.info("%s: %s changes are applied", changes_path(path), f"{len(newest):,}")
-    index = index.apply(newest)
+    index = index.apply(changes.since(index.contained))
     if not index.ntotal:
         raise DataError(f"{path}: all items were removed: index the codes again")
     index.contained = changes.identity, changes.number

@@ -126,7 +126,7 @@ def _index(path: Path) -> dict[str, Any]:
         changes = read_changes(path, size, index.fingerprint)
         return {
             "kind": "index",
-            "form": index.form,
+            "form": file_kind(path),
             "ntotal": index.ntotal,
             "dimension": index.d,
             "metric": METRICS[index.metric_type],

@@ -12,9 +12,10 @@ from gpq_faiss.codes import encode as encoding
 from gpq_faiss.codes.bits import bits_per_code, check_codes, code_size, pack_codes, unpack_codes
 from gpq_faiss.codes.checks import CODEWORDS, check_codebooks
 from gpq_faiss.codes.codebooks import fuse, inject, pad_vectors, product_index, unfuse
-from gpq_faiss.codes.encode import check_items, decode, encode
+from gpq_faiss.codes.encode import decode, encode
 from gpq_faiss.codes.scores import score_tables
 from gpq_faiss.errors import DataError, UsageError
+from gpq_faiss.faissio.model import encode_items
 
 
 def vectors(n, M, d=12, seed=0):
@@ -146,10 +147,11 @@ def test_unfit_vectors_are_refused_by_row(value, message):
 
 def test_vectors_that_are_not_codewords_are_no_items():
     x = vectors(50, 3)
-    codes = encode(x, GOOD)
-    check_items(decode(codes, GOOD), codes, GOOD, name="x")
+    codes, description = encode(x, GOOD), {"items_are_codewords": True}
+    items = decode(codes, GOOD)
+    assert np.array_equal(encode_items(items, GOOD, description, name="x"), codes)
     with pytest.raises(DataError, match="x: rows 0, 1, 2, 3, 4 and 45 more cannot be items"):
-        check_items(x, codes, GOOD, name="x")
+        encode_items(x, GOOD, description, name="x")
 
 
 def test_codes_out_of_range_are_refused():
@@ -159,8 +161,3 @@ def test_codes_out_of_range_are_refused():
         check_codes(codes, 3, 16)
     with pytest.raises(DataError, match="expected uint8"):
         check_codes(codes[:, :1], 3, 16)
-
-
-def test_scores_that_overflow_are_refused():
-    with pytest.raises(DataError, match="too large"):
-        score_tables(np.full((1, 36), 3e38, np.float32), GOOD)

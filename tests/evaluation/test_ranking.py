@@ -335,12 +335,6 @@ def test_neighbour_recall_is_the_mean_over_all_orders(seed, n, neighbours, k):
     assert neighbour_recall(score, codes, near, n_queries=5, k=k) == result
 
 
-def test_neighbours_of_another_database_are_refused():
-    tables, codes, *_ = problem(5)
-    with pytest.raises(DataError, match="do not fit"):
-        neighbour_recall(tables, codes[:5], np.full((9, 10), 7), n_queries=9)
-
-
 def test_packed_labels_mean_the_same():
     tables, codes, yq, yb, _ = problem(5, share=0.3, classes=11)
     expected = rank_codes(tables, codes, yq, yb)

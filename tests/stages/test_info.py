@@ -44,7 +44,7 @@ ENCODER = {**CODES, "kind": "encoder", "side": "queries", "input_shape": ["batch
         ("model", {**CODES, "kind": "model", "input": {"kind": "features", "width": 20}}),
         ("features.h5", {**ROWS, "kind": "features", "shape": [N, 60]}),
         ("codes.h5", {**ROWS, "kind": "codes", "shape": [N, 3]}),
-        ("index.faiss", {**INDEX, "form": "flat", "metric": "inner product"}),
+        ("index.faiss", {**INDEX, "form": "faiss", "metric": "inner product"}),
         ("index.lists", {**INDEX, "form": "lists", "changes": None}),
         ("pt2", ENCODER),
         ("onnx", ENCODER),
