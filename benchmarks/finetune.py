@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from common import Floats, Results, make_parser, numbers, publish, run_main
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 import gpq_faiss as gpq
@@ -38,6 +38,7 @@ from gpq_faiss.methods.registry import METHODS, MethodEntry
 from gpq_faiss.methods.trainable import TrainableMethod, TrainingBatch, embed_rows
 from gpq_faiss.methods.uncompressed import FloatFeatures
 from gpq_faiss.nn.backbones import (
+    Backbone,
     BackboneSpec,
     build_backbone,
     build_extractor,
@@ -80,7 +81,7 @@ class SupervisedClassifier(TrainableMethod):
     name = "classifier"
     uses_unlabelled = False
 
-    def __init__(self, backbone: nn.Module, classes: int) -> None:
+    def __init__(self, backbone: Backbone, classes: int) -> None:
         super().__init__()
         self.backbone, self.classes = backbone, classes
 

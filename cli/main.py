@@ -43,7 +43,7 @@ class Commands(click.Group):
         """Run a command as click does, but end with one line on Ctrl-C.
 
         The exit code is then 130 (click: "Aborted!" and 1). SIGTERM and SIGHUP do the same with 143
-        and 129: work is saved, and temporary files are removed.
+        and 129: saved work stays, and temporary files are removed.
         """
         try:
             with ended_by_signals():

@@ -55,6 +55,7 @@ _EXTRAS = {
     **dict.fromkeys(("torch", "torchvision", "sklearn", "scipy"), "train"),
     **dict.fromkeys(("fastapi", "starlette", "uvicorn"), "serve"),
     "faiss": "search",
+    "timm": "timm",
 }
 
 

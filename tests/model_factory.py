@@ -104,9 +104,9 @@ def make_model(
         },
         "versions": {"gpq_faiss": __version__, "torch": torch.__version__, "numpy": np.__version__},
     }
-    metrics = {"metrics.jsonl": json.dumps({"step": 1, "total": 1.0}) + "\n"}
+    metrics = json.dumps({"step": 1, "total": 1.0}) + "\n"
     out = Path(folder)
-    save_model(out, network, description, extra=metrics, split=split)
+    save_model(out, network, description, metrics=metrics, split=split)
     return out
 
 

@@ -1,4 +1,4 @@
-"""What the trained methods of other papers share: the extractor of all methods, a function of its
+"""What the trained methods of other papers share: the backbone of all methods, a function of its
 output, and refitted codebooks."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Baseline(TrainableMethod):
     :data:`.registry.Builder`.
 
     Sub-classes may have another :meth:`output_width` and other :meth:`vectors`, and add their own
-    parts in :meth:`build`, with initial weights from ``draws``, which the extractor used first.
+    parts in :meth:`build`, with initial weights from ``draws``, which the backbone used first.
     """
 
     uses_unlabelled = False
@@ -38,34 +38,29 @@ class Baseline(TrainableMethod):
         self.n_classes = n_classes
         self.seed = config.training.seed
         self.draws = torch.Generator().manual_seed(self.seed)
-        self.extractor = build_extractor(
+        self.backbone = build_extractor(
             config, input_description(dataset, image_size), self.output_width(), self.draws
         )
         self.build()
 
     def forward(self, x: Tensor) -> Tensor:
         """The exported vectors of items, float32 [B, E]."""
-        return self.vectors(self.extractor(x).float())
+        return self.vectors(self.backbone(x).float())
 
     def output_width(self) -> int:
-        """Width of the extractor's output."""
+        """Width of the backbone's output."""
         return self.bits
 
     def vectors(self, raw: Tensor) -> Tensor:
-        """The exported vectors of the extractor's output."""
+        """The exported vectors of the backbone's output."""
         return raw
 
     def build(self) -> None:
-        """Add what the method has beside the extractor."""
-
-    def deep(self, x: Tensor, amp: bool) -> Tensor:
-        """The extractor's features of items, float32 [n, W]."""
-        extractor = self.extractor
-        return run_network(lambda x: extractor.trunk_features(extractor.input(x)), x, amp)
+        """Add what the method has beside the backbone."""
 
     def raw(self, batch: TrainingBatch, amp: bool) -> Tensor:
-        """The extractor's output for the labelled items of a batch, float32 [B, width]."""
-        return run_network(self.extractor, batch.x[: len(batch.y)], amp)
+        """The backbone's output for the labelled items of a batch, float32 [B, width]."""
+        return run_network(self.backbone, batch.x[: len(batch.y)], amp)
 
     def coder(self) -> Coder:
         """Coder of the signs, Hamming distance."""
@@ -74,22 +69,16 @@ class Baseline(TrainableMethod):
 
 class Alternating(Baseline):
     """A method that refits its codebooks between steps: after each pass over the labelled items, to
-    the network's outputs of that pass, and after the last step. Vectors are tanh of the extractor's
+    the network's outputs of that pass, and after the last step. Vectors are tanh of the backbone's
     output.
 
     In the state, for checkpoints: the ``latest`` vector of each labelled item, zeros before its
-    first; and the ``codewords``, random until they are ``fitted``.
+    first; and the ``codewords``, float32 [M, K, d], zeros until they are ``fitted``.
     """
 
     def build(self) -> None:
-        self.codewords = nn.Buffer(
-            self.random_codewords(torch.Generator().manual_seed(self.seed + 1))
-        )
+        self.codewords = nn.Buffer(torch.zeros(self.M, self.K, self.d))
         self.fitted = nn.Buffer(torch.zeros((), dtype=torch.bool))
-
-    @abstractmethod
-    def random_codewords(self, draws: torch.Generator) -> Tensor:
-        """Random codewords."""
 
     @abstractmethod
     def refit(self, positions: Tensor, x: Floats) -> Floats:

@@ -117,7 +117,7 @@ def pairwise_likelihood(u: Tensor, labels: Tensor) -> Tensor:
 
 
 class BGDH(Baseline):
-    """See the module docstring. The embedding is the extractor's output; the sign of the hash
+    """See the module docstring. The embedding is the backbone's output; the sign of the hash
     layer's output u is the code."""
 
     uses_unlabelled = True
@@ -129,7 +129,7 @@ class BGDH(Baseline):
     """Random contexts per context reached by a walk."""
 
     def build(self) -> None:
-        backbone = self.extractor
+        backbone = self.backbone
         deep = cast(nn.Linear, backbone.head).in_features
         self.hidden = make_head(EMBEDDING, EMBEDDING, self.draws)
         self.hash = nn.Linear(deep + EMBEDDING, self.bits)
@@ -152,11 +152,11 @@ class BGDH(Baseline):
     def hash_and_embedding(self, deep: Tensor) -> tuple[Tensor, Tensor]:
         """The outputs u of the hash layer, float [n, bits], and e, float [n, 128], of deep
         features float [n, W]."""
-        e = self.extractor.head(deep)
+        e = self.backbone.head(deep)
         return self.hash(torch.cat([deep, self.hidden(e).relu()], dim=1)), e
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.hash_and_embedding(self.deep(x, False))[0]
+        return self.hash_and_embedding(self.trunk_features(x))[0]
 
     @torch.no_grad()
     def before_step(self, step: int, steps: int, sample: Callable[[int], Iterator[Tensor]]) -> None:
@@ -165,7 +165,7 @@ class BGDH(Baseline):
         first = steps // 3 if of_images and self.config.network.weights == "none" else 0
         if step >= first and not int(self.graph.used):
             if of_images:
-                self.view.load_state_dict(self.extractor.state_dict(), strict=False)
+                self.view.load_state_dict(self.backbone.state_dict(), strict=False)
             items = sample(20 * len(self.graph.anchors))
             self.graph.fit(torch.cat([self.graph_features(x) for x in items]), self.seed)
 
@@ -175,7 +175,7 @@ class BGDH(Baseline):
         return cast(Tensor, self.view.eval()(x)).float()
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
-        u, e = self.hash_and_embedding(self.deep(batch.x, amp))
+        u, e = self.hash_and_embedding(self.trunk_features(batch.x, amp))
         labelled = u[: len(batch.y)]
         parts = {
             "pairs": pairwise_likelihood(labelled, batch.y),

@@ -47,9 +47,6 @@ class DQN(Alternating):
     def output_width(self) -> int:
         return self.M * self.d
 
-    def random_codewords(self, draws: torch.Generator) -> Tensor:
-        return torch.rand(self.M, self.K, self.d, generator=draws) * 2 - 1
-
     def nearest(self, z: Tensor) -> Tensor:
         """Return the nearest codewords C h, concatenated, float [B, M * d], of z [B, M * d]."""
         parts = z.reshape(len(z), self.M, self.d)

@@ -26,8 +26,6 @@ Deviations:
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -141,11 +139,12 @@ class DTQ(Alternating):
     orthogonality = 1e-4
     """γ of weak orthogonality."""
 
+    def build(self) -> None:
+        self.d = WIDTH
+        super().build()
+
     def output_width(self) -> int:
         return WIDTH
-
-    def random_codewords(self, draws: torch.Generator) -> Tensor:
-        return torch.randn(self.M, self.K, WIDTH, generator=draws) / math.sqrt(self.M)
 
     def fit_labels(
         self, reader: Reader, rows: NDArray[np.int64], y: Floats, unlabelled: NDArray[np.int64]

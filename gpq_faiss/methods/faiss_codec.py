@@ -54,9 +54,10 @@ class FaissCodec(Coder):
     M = 0
 
     def __init__(self, bits: int, *, description: str, name: str = "", seed: int = 0) -> None:
-        self.name, self.fixed_length = name or f"{FAISS}{description}", bool(name)
+        self.name = name or f"{FAISS}{description}"
+        self.fixed_length = bool(name)
         super().__init__(bits, seed=seed)
-        if name:
+        if self.fixed_length:
             M = codebooks_for_bits(bits) if "{M}" in description else 0
             description = description.format(M=M, bits=bits)
         self.description = description.removeprefix("L2norm,")
@@ -76,7 +77,8 @@ class FaissCodec(Coder):
     def _train(self, x: Floats) -> None:
         index: Any = faiss.index_factory(x.shape[1], self.description)
         self._index = index  # which owns its transforms, so it must live as long as they are used
-        self._codec, self._transforms = index, list[Any]()
+        self._codec = index
+        self._transforms: list[Any] = []
         if isinstance(index, faiss.IndexPreTransform):
             self._codec = faiss.downcast_index(index.index)
             chain: Any = index.chain

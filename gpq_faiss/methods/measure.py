@@ -121,7 +121,8 @@ def fit_and_encode(
     training items, labelled ones first. ``queries``, ``database`` and ``keep``, whose vectors are
     kept, are rows in the data set, int64. Raises DataError: the coder cannot learn from the data.
     """
-    pool, total = training_rows(split), len(split.labelled) + len(split.unlabelled)
+    pool = training_rows(split)
+    total = len(split.labelled) + len(split.unlabelled)
     if len(pool) < total:
         log.info("%s is fitted to %d of %d training items", coder.name, len(pool), total)
     with Reader(dataset, image_size) as reader:

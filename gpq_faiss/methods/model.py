@@ -7,7 +7,6 @@ indexing can read them without torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from ..config import from_dict
 from ..data.protocols import Split
-from ..errors import DataError, MismatchError, one_line, optional
+from ..errors import DataError, MismatchError, one_line
 from ..faissio.model import FORMAT_VERSION, ModelHeader, read_model
 from ..files import atomic_path, fingerprint, write_json
 from ..nn.backbones import backbone_plugin
@@ -42,11 +41,11 @@ def save_model(
     network: CodeMethod,
     description: dict[str, Any],
     *,
-    extra: Mapping[str, str],
+    metrics: str,
     split: Split,
 ) -> None:
     """Write the model folder ``out`` atomically: network, its codebooks, and split; ``description``
-    has further entries of ``config.json``, ``extra`` further texts by file name.
+    has further entries of ``config.json``, ``metrics`` the lines of ``metrics.jsonl``.
 
     Raises:
         DataError: the folder cannot be written.
@@ -65,8 +64,7 @@ def save_model(
             "model_fingerprint": fingerprint(path.read_bytes()),
         }
         write_json(folder / "config.json", entries | description)
-        for name, text in extra.items():
-            (folder / name).write_text(text, encoding="utf-8")
+        (folder / "metrics.jsonl").write_text(metrics, encoding="utf-8")
         split.save(folder / "split.json")
 
 
@@ -83,9 +81,9 @@ def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
 
     Raises:
         DataError: files missing, truncated or damaged.
-        MismatchError: weights and ``config.json`` belong to different models, or the backbone's
-            package is not installed.
-        ModuleNotFoundError: torchvision, which the backbone needs, is not installed.
+        MismatchError: weights and ``config.json`` belong to different models, or the plugin with
+            the backbone is not installed.
+        ModuleNotFoundError: torchvision or timm, which the backbone needs, is not installed.
     """
     folder = Path(folder)
     path = folder / "model.safetensors"
@@ -100,13 +98,6 @@ def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
         settings = description["config"]
         origin = description.get("backbone_of")
         name = settings["network"]["backbone"]
-        if name.startswith("timm/"):
-            optional(
-                "timm",
-                f"{folder} has the backbone {name}, which needs the package timm: "
-                "pip install 'gpq-faiss[timm]'",
-                MismatchError,
-            )
         if origin and backbone_plugin(name) is None:
             raise MismatchError(
                 f"{folder} has the backbone '{name}' of {origin}, which is not installed: "

@@ -58,7 +58,7 @@ class NINH(Baseline):
         return self.bits * SLICE
 
     def encoded(self, raw: Tensor) -> Tensor:
-        """s of the extractor's output, float [B, bits]."""
+        """s of the backbone's output, float [B, bits]."""
         slices = raw.relu().view(len(raw), self.bits, SLICE)
         return torch.sigmoid((slices * self.weight).sum(dim=2) + self.bias)
 

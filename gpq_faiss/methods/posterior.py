@@ -44,7 +44,6 @@ from ..nn.backbones import MLP, Backbone, make_head
 from ..nn.device import to_input
 from ..nn.heads import SubspaceHeads
 from ..nn.quantizer import (
-    at_least_float32,
     intra_normalize,
     random_directions,
     reverse_gradient,
@@ -52,10 +51,9 @@ from ..nn.quantizer import (
 )
 from .coders import Floats, Rows
 from .codewords import ClassCodebooks, fit_class_codebooks, fit_codewords, weights_of_parts
-from .kmeans import check_rows
 from .leave_one_out import MOST_ROWS, leave_one_out
 from .propagation import PseudoLabels, propagate_labels
-from .trainable import CodeMethod, TrainingBatch, weighted
+from .trainable import CodeMethod, TrainingBatch, run_network, weighted
 from .unseen import MOST_COMPARED, has_unseen_classes
 
 log = logging.getLogger(__name__)
@@ -242,11 +240,8 @@ class PosteriorCodes(CodeMethod):
     def features(self, x: Tensor, amp: bool = False) -> tuple[Tensor, Tensor]:
         """The trunk's features float [B, width], and the outputs of the head (above) float [B,
         any]; with ``amp`` by bf16."""
-        # No more than the backbone: scaled cosines need more than eight bits.
-        with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=amp):
-            features = self.backbone.trunk_features(self.backbone.input(x))
-            raw = self.backbone.head(features)
-        return at_least_float32(features), at_least_float32(raw)
+        features = self.trunk_features(x, amp)
+        return features, run_network(self.backbone.head, features, amp)
 
     def class_logits(self, raw: Tensor) -> Tensor:
         """Logits of the class networks, float [B, N, C]; of a linear layer [B, 1, C]."""
@@ -512,7 +507,7 @@ class PosteriorCodes(CodeMethod):
             consistency = self._cross_entropy(raw[n:], targets[confident])
             parts["consistency"] = confident.float().mean() * consistency
         if self.pseudo_labels is not None and len(raw) > n:
-            p = torch.from_numpy(self.pseudo_labels.of(batch.unlabelled_rows)).to(raw.device)
+            p = torch.from_numpy(self.pseudo_labels.take(batch.unlabelled_rows)).to(raw.device)
             parts["propagation"] = self._cross_entropy(raw[n:], p)
         if self.prototypes is not None and self.entropy_weight and len(raw) > n:
             directions = intra_normalize(reverse_gradient(raw[n:]), self.N)
@@ -546,7 +541,6 @@ class PosteriorCodes(CodeMethod):
         A, K = self.A, self.K
         seed = config.training.seed
         w = UNSEEN_FEATURES if self.unseen else config.posterior.feature_weight
-        check_rows(raw, K)
         p = self.mean_posterior(raw)
         if not torch.isfinite(p).all():
             raise DataError("the network's outputs became infinite: lower training.learning_rate")

@@ -76,7 +76,7 @@ class PseudoLabels:
     p: Floats
     weight: float
 
-    def of(self, rows: Rows) -> Floats:
+    def take(self, rows: Rows) -> Floats:
         """Pseudo-labels of the items ``rows``, float32 [m, C]; zeros for unknown ones."""
         positions = np.searchsorted(self.rows, rows).clip(max=len(self.rows) - 1)
         return np.asarray(self.p[positions] * (self.rows[positions] == rows)[:, None])
@@ -110,8 +110,10 @@ def propagate_labels(
     if weight < LEAST_WEIGHT or room < min(len(unlabelled), len(labelled)):
         return None
     pool = np.random.default_rng([seed, _CHOICE]).permutation(unlabelled)[:room]
-    rounds = [(SAMPLE, LEAST_SHARE_OF_SAMPLE), (len(pool), LEAST_SHARE)]
-    for size, least_share in rounds if len(pool) > 2 * SAMPLE else rounds[1:]:
+    rounds = [(len(pool), LEAST_SHARE)]
+    if len(pool) > 2 * SAMPLE:
+        rounds = [(SAMPLE, LEAST_SHARE_OF_SAMPLE), *rounds]
+    for size, least_share in rounds:
         rows = np.union1d(labelled, pool[:size])
         x, readable = vectors(rows)
         rows = rows[readable]

@@ -75,14 +75,14 @@ class SSDH(Baseline):
     def build(self) -> None:
         self.margin_rank = max(1.0, self.bits / 8)
         self.margin_pair = 2.5 if self.bits <= 12 else 3.0
-        head = cast(nn.Linear, self.extractor.head)
+        head = cast(nn.Linear, self.backbone.head)
         start_small(head, self.draws)
         self.classifier = make_head(head.in_features, self.n_classes, self.draws)
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         n = len(batch.y)
-        deep = self.deep(batch.x, amp)
-        h = self.extractor.head(deep).sigmoid()
+        deep = self.trunk_features(batch.x, amp)
+        h = self.backbone.head(deep).sigmoid()
         logits = self.classifier(deep)
         d = squared_distances(h, h)
         parts = {

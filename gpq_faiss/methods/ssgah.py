@@ -138,9 +138,9 @@ class SSGAH(Baseline):
     """Width of the noise."""
 
     def build(self) -> None:
-        start_small(cast(nn.Linear, self.extractor.head), self.draws)
+        start_small(cast(nn.Linear, self.backbone.head), self.draws)
         self.margin = max(1.0, self.bits / 8)
-        width = self.extractor.spec.in_width
+        width = self.backbone.spec.in_width
         hidden = 256 if width else 64
         self.generator = Generator(width, self.noise, hidden)
         self.discriminator = make_discriminator(width, hidden)
@@ -158,7 +158,7 @@ class SSGAH(Baseline):
     def synthetic_ranking(self, h: Tensor, pairs: Pair, state: dict[str, Tensor]) -> Tensor:
         """The ranking loss of synthetic triplets, whose anchors have the hashes h float [n, bits].
         ``state`` replaces weights and buffers of the hashing network."""
-        hashed = functional_call(self.extractor, state, (torch.cat(pairs), True)).sigmoid()
+        hashed = functional_call(self.backbone, state, (torch.cat(pairs), True)).sigmoid()
         similar, dissimilar = hashed.chunk(2)
         return triplet_margin(h - similar, h - dissimilar, self.margin)
 
@@ -177,14 +177,14 @@ class SSGAH(Baseline):
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         n = len(batch.y)
         draws = batch.generator
-        v = self.extractor.input(batch.x).detach()
-        h = run_network(lambda v: self.extractor(v, True), v, amp).sigmoid()
+        v = self.backbone.input(batch.x).detach()
+        h = run_network(lambda v: self.backbone(v, True), v, amp).sigmoid()
         z = torch.randn(len(v), self.noise, generator=draws).to(v.device)
         synthetic: Pair = self.generator(v, z)
         detached = synthetic[0].detach(), synthetic[1].detach()
         # Statistics of batch norms are of real items only.
-        buffers = {name: b.clone() for name, b in self.extractor.named_buffers()}
-        frozen = buffers | detached_weights(self.extractor)
+        buffers = {name: b.clone() for name, b in self.backbone.named_buffers()}
+        frozen = buffers | detached_weights(self.backbone)
         parts = {
             "rank": triplet_ranking(squared_distances(h[:n], h[:n]), batch.y, self.margin),
             "synthetic": self.synthetic_ranking(h, detached, buffers),

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..config import Config
 from ..data.base import Dataset, FeatureDataset
-from ..errors import UsageError, one_line, optional
+from ..errors import UsageError, one_line
 from ..plugins import Plugin, find_plugin, plugin_names
 from .weights import PUBLISHED, imagenet_state, load_into, read_weights
 
@@ -293,9 +293,8 @@ class MLP(Backbone):
 
 def _timm(spec: BackboneSpec, pretrained: bool) -> Trunk:
     """Return a timm model without its classifier, with the input normalisation of timm."""
-    timm = optional(
-        "timm", f"backbone {spec.name} needs the package timm: pip install 'gpq-faiss[timm]'"
-    )
+    import timm
+
     name = spec.name.removeprefix("timm/")
     create = functools.partial(timm.create_model, name, pretrained=pretrained, num_classes=0)
     try:
@@ -351,6 +350,7 @@ def build_backbone(
     Raises:
         UsageError: an invalid name or combination.
         DataError: weights that are not available or do not fit.
+        ModuleNotFoundError: torchvision or timm, which the backbone needs, is not installed.
     """
     name = spec.name
     plugin = backbone_plugin(name)
@@ -409,6 +409,9 @@ def build_extractor(
         name = "vgg"
     elif name == "auto":
         name = "mlp" if hidden else "linear"
+    if not hidden and not config.class_networks:
+        # A requested perceptron has a hidden layer; class networks have one of their own.
+        hidden = BackboneSpec.hidden
     is_authors = config.method == "gpq-authors"
     spec = BackboneSpec(
         name=name,
@@ -416,8 +419,7 @@ def build_extractor(
         out_width=out_width,
         in_width=input_.get("width", 0),
         image_size=image_size,
-        # A requested perceptron has a hidden layer: its own, or those of the class networks.
-        hidden=hidden or (() if config.class_networks else BackboneSpec.hidden),
+        hidden=hidden,
         dropout=config.dropout,
         tap="pool" if is_authors else "block",
     )

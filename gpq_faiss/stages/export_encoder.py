@@ -161,7 +161,7 @@ def _random_input(encoder: Encoder, n: int) -> NDArray[Any]:
     side = encoder.image_size
     if encoder.input_kind == "images":
         return rng.integers(0, 256, (n, 3, side, side), dtype=np.uint8)
-    normalise = encoder.model.network.extractors()[0].input
+    normalise = encoder.model.network.backbone.input
     mean, std = (t.detach().float().cpu().numpy() for t in (normalise.mean, normalise.std))
     values = mean + std * rng.standard_normal((n, encoder.input_width))
     return np.asarray(values, dtype=np.float32)

@@ -90,20 +90,12 @@ def train(
         options = replace(options, device=str(device))
         if group.main:
             stack.enter_context(_locked(out, partial, resume=options.resume, overwrite=overwrite))
-        with group.checked():
-            dataset = open_data(data)
-            split = make_split(
-                dataset, protocol, seed=config.training.seed, labelled=labelled, queries=queries
-            )
-            items = len(split.labelled) + len(split.unlabelled)
-            needed = config.quantizer.codewords
-            if items < needed:
-                raise DataError(
-                    f"{items} items are too few for {needed} codewords: give at least {needed}, "
-                    "or set quantizer.codewords"
-                )
-            identity = _identity(config, dataset, split, options, group.size)
-            finished = group.main and _is_finished(out, partial, identity, overwrite=overwrite)
+        dataset = open_data(data)
+        split = make_split(
+            dataset, protocol, seed=config.training.seed, labelled=labelled, queries=queries
+        )
+        identity = _identity(config, dataset, split, options, group.size)
+        finished = group.main and _is_finished(out, partial, identity, overwrite=overwrite)
         if len(set(group.gather(identity))) > 1:
             raise DataError(
                 "the processes of this training have different data, settings or versions: "
@@ -135,7 +127,7 @@ def train(
                     **_describe(trained, dataset, split),
                     "run_identity": identity,
                 },
-                extra={"metrics.jsonl": "".join(f"{line}\n" for line in trained.run.lines)},
+                metrics="".join(f"{line}\n" for line in trained.run.lines),
                 split=split,
             )
             (partial / CHECKPOINT).unlink(missing_ok=True)

@@ -38,7 +38,7 @@ class EpochSampler:
         self.global_batch = min(batch * size, len(rows))
         self.batch = -(-self.global_batch // size)
 
-    def at(self, step: int) -> NDArray[np.int64]:
+    def rows_of_step(self, step: int) -> NDArray[np.int64]:
         """Return the rows of this process in step ``step`` (from 0), int64 [batch]."""
         n = len(self.rows)
         positions = np.arange(step * self.global_batch, (step + 1) * self.global_batch)

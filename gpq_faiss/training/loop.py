@@ -25,6 +25,7 @@ from ..data.base import Dataset, ImageDataset, Reader
 from ..data.protocols import Split
 from ..errors import DataError
 from ..evaluation.ranking import rank_codes
+from ..methods.kmeans import check_rows
 from ..methods.registry import Builder
 from ..methods.trainable import TrainableMethod, TrainingBatch, embed_rows
 from ..nn.augment import random_flip_crop
@@ -83,6 +84,8 @@ class _Losses(nn.Module):
 class Training:
     """A training: its data, method and state. Rows are int64.
 
+    Raises DataError: there are fewer items than codewords.
+
     Attributes:
         config, options, group: settings, how to run it, and the processes.
         device, steps: the device of this process, and the number of steps.
@@ -115,6 +118,7 @@ class Training:
         self.labelled = np.setdiff1d(split.labelled, self.held_out)
         is_few = len(split.unlabelled) < config.quantizer.codewords
         self.pool = np.union1d(split.unlabelled, self.labelled) if is_few else split.unlabelled
+        check_rows(self.pool, config.quantizer.codewords)
         classes = self.labels.n_classes
         self.steps = count_steps(config.training, classes)
         self.method: TrainableMethod = build(config, reader.dataset, reader.image_size, classes)
@@ -153,13 +157,11 @@ class Training:
             )
         augment = _augmentation(self.config, self.reader.dataset, self.method)
         # The colour that normalisation maps to 0.
-        colour = (
-            self.method.extractors()[0].input.mean if self.config.method == "gpq-authors" else None
-        )
+        colour = self.method.backbone.input.mean if self.config.method == "gpq-authors" else None
         steps = range(self.run.step, self.steps)
         # The reader reads ahead of the loop, so it consumes the rows first.
         ahead, drawn = itertools.tee(
-            np.concatenate([sampler.at(step) for sampler in samplers]) for step in steps
+            np.concatenate([sampler.rows_of_step(step) for sampler in samplers]) for step in steps
         )
         for step, rows_of_step, (values, readable) in zip(
             steps, drawn, self.reader.stream(ahead), strict=True
@@ -359,7 +361,7 @@ def _augmentation(config: Config, dataset: Dataset, method: TrainableMethod) -> 
     augment = config.training.augment
     # A perceptron does not recognise a shifted image: it is trained with noise instead
     # (docs/recommended.md#images).
-    noisy = config.network.first_noise and any(isinstance(x, MLP) for x in method.extractors())
+    noisy = config.network.first_noise and isinstance(method.backbone, MLP)
     if not isinstance(dataset, ImageDataset) or (augment == "auto" and noisy):
         return "none"
     automatic = "flip-crop" if dataset.mirrors else "crop"

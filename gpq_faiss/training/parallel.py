@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..errors import DataError, GpqError, ProcessError, UsageError
+from ..errors import ProcessError, UsageError
 from ..nn.device import resolve_device
 from .launch import Launch, launched
 
@@ -38,26 +38,6 @@ class Group(Launch):
         if self.size > 1:
             dist.all_gather_object(values, value, weights_only=True)
         return values
-
-    @contextlib.contextmanager
-    def checked(self) -> Iterator[None]:
-        """Run work of every process: if it fails in one, all end, and rank 0 says why.
-
-        Raises:
-            GpqError: the error of this process, or a DataError that names the process that failed.
-        """
-        message = ""
-        try:
-            yield
-        except GpqError as error:
-            message = str(error)
-            if self.main:
-                raise
-        finally:
-            messages = self.gather(message)
-        for rank, message in enumerate(messages):
-            if message:
-                raise (DataError if self.main else ProcessError)(f"process {rank}: {message}")
 
     def distribute(self, network: nn.Module) -> nn.Module:
         """Wrap a network on its device for training: gradients are averages over the processes.
@@ -89,13 +69,15 @@ class Group(Launch):
 def joined(device: str) -> Iterator[tuple[Group, torch.device]]:
     """Connect the processes that ``torchrun`` has started.
 
-    Yields them and the device of this process: the CPU, or the GPU of its local rank.
+    Yields them and the device of this process: the CPU, or the GPU of its local rank. If one of
+    them fails, it says why, and the others end with a ProcessError.
 
     Raises:
         ProcessError: the other processes cannot be reached, or one of them has ended.
         DeviceError: there is no such device, or there are fewer GPUs than processes.
     """
-    group, local = Group(*launched()), resolve_device(device)
+    group = Group(*launched())
+    local = resolve_device(device)
     if group.size == 1:
         yield group, local
         return

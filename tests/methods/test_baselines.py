@@ -314,7 +314,7 @@ def gradients(module):
 def test_every_network_gets_the_gradient_of_its_own_objective_alone(data):
     """The invariant: one backward through the sum is three separate ones."""
     method, batch = made("ssgah", data()).eval(), first_batch(data(), 12, 9, 9)
-    networks = method.extractor, method.generator, method.discriminator
+    networks = method.backbone, method.generator, method.discriminator
 
     def after(*terms):
         """The gradients of the networks after a backward through the weighted sum of the terms."""

@@ -47,7 +47,7 @@ def model(tmp_path_factory):
     return out
 
 
-def test_gradients_are_averages_and_errors_end_all_processes():
+def test_gradients_are_averages_over_the_processes():
     torch.multiprocessing.start_processes(
         two_processes.check_group,
         (two_processes.environments(),),
@@ -94,11 +94,16 @@ def test_processes_share_the_passes_of_one(n, batch, size, steps, seed):
     rows = np.arange(100, 100 + n)
     single = EpochSampler(rows, min(batch * size, n), (seed,))
     for step in range(steps):
-        parts = [EpochSampler(rows, batch, (seed,), rank, size).at(step) for rank in range(size)]
+        parts = [
+            EpochSampler(rows, batch, (seed,), rank, size).rows_of_step(step)
+            for rank in range(size)
+        ]
         assert len({len(share) for share in parts}) == 1
         interleaved = np.stack(parts, axis=1).ravel()
-        assert len(interleaved) < len(single.at(step)) + size
-        np.testing.assert_array_equal(interleaved[: len(single.at(step))], single.at(step))
+        assert len(interleaved) < len(single.rows_of_step(step)) + size
+        np.testing.assert_array_equal(
+            interleaved[: len(single.rows_of_step(step))], single.rows_of_step(step)
+        )
 
 
 def test_torchrun_is_detected(monkeypatch):

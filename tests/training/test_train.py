@@ -84,13 +84,15 @@ def cut(tmp_path):
 def test_an_epoch_passes_over_every_row_once(n, batch, seed, steps):
     rows = np.arange(100, 100 + n)
     sampler = EpochSampler(rows, batch, (seed,))
-    batches = [sampler.at(step) for step in range(steps)]
+    batches = [sampler.rows_of_step(step) for step in range(steps)]
     assert all(len(sampled) == min(batch, n) for sampled in batches)
     drawn = np.concatenate(batches)
     for start in range(0, len(drawn) - n + 1, n):
         assert sorted(drawn[start : start + n]) == rows.tolist()
     # A batch depends on its step alone, so a resumed run draws the same.
-    np.testing.assert_array_equal(EpochSampler(rows, batch, (seed,)).at(steps - 1), batches[-1])
+    np.testing.assert_array_equal(
+        EpochSampler(rows, batch, (seed,)).rows_of_step(steps - 1), batches[-1]
+    )
 
 
 @given(share=st.floats(0.05, 0.5), classes=st.integers(2, 6), seed=st.integers(0, 3))

@@ -3,13 +3,11 @@
 import os
 from pathlib import Path
 
-import pytest
 import torch
 from processes import Command
 from serve import free_port
 from torch import nn
 
-from gpq_faiss.errors import DataError, ProcessError
 from gpq_faiss.training.parallel import joined
 
 
@@ -26,7 +24,7 @@ def start(folder: Path, *arguments: object) -> list[Command]:
 
 
 def check_group(rank: int, variables: list[dict[str, str]]) -> None:
-    """Check gradients, errors and values that one of two processes gets."""
+    """Check gradients and values that one of two processes gets."""
     os.environ.update(variables[rank])
     with joined("cpu") as (group, _):
         inputs = torch.arange(12.0).reshape(6, 2)
@@ -38,7 +36,3 @@ def check_group(rank: int, variables: list[dict[str, str]]) -> None:
         expected = torch.stack([share.mean(dim=0) for share in parts]).mean(dim=0)
         torch.testing.assert_close(network.weight.grad, expected[None])
         assert len({float(weight.sum()) for weight in group.gather(network.weight.detach())}) == 1
-        kind = ProcessError if rank == 1 else DataError
-        with pytest.raises(kind, match="process 1: no such file"), group.checked():  # noqa: PT012
-            if rank == 1:
-                raise DataError("no such file")
