@@ -115,6 +115,9 @@ def read_changes(index: str | Path, code_size: int, fingerprint: str) -> Changes
         return None
     try:
         with contextlib.closing(_connect(path)) as db:
+            (result,) = db.execute("PRAGMA quick_check(1)").fetchone()
+            if result != "ok":
+                raise ValueError(result)
             identity, codebooks, size = db.execute("SELECT * FROM about").fetchone()
             rows = db.execute("SELECT id, number, code, name, labels FROM changes")
             by_id = {

@@ -161,9 +161,9 @@ class RowReader(Closing):
                     f"{path} is of model {header.model_fingerprint}, not {model_fingerprint}: "
                     "encode the data again with this model"
                 )
+            self.ntotal = len(dataset(self._h5, "ids"))
             self.values = self._map(header.kind)
             self.ids = self._map("ids")
-            self.ntotal = len(self.ids)
             self.labels = self._map("labels") if header.class_names else None
             if header.kind == "codes":
                 check_codes(self.values, *header.codebooks.shape[:2], name=str(path))
@@ -175,9 +175,14 @@ class RowReader(Closing):
             self._stack = stack.pop_all()
 
     def _map(self, name: str) -> NDArray[Any]:
-        """Map a dataset, which must be contiguous, into memory."""
         array = dataset(self._h5, name)
-        return np.memmap(self.path, array.dtype, "r", array.id.get_offset(), array.shape)
+        row = self.header.row[name]
+        offset = array.id.get_offset()
+        shape = (self.ntotal, *row.shape)
+        if (array.dtype, array.shape) != (row.base, shape) or offset is None:
+            form = f"{array.dtype} {list(array.shape)}"
+            raise DataError(f"{name!r} is {form}, not {row.base} {list(shape)}: it is damaged")
+        return np.memmap(self.path, row.base, "r", offset, shape)
 
     def texts(self, start: int = 0, stop: int | None = None) -> dict[str, Texts]:
         """Return the columns of texts of rows ``start:stop``, StringDType [n] by name."""
