@@ -362,11 +362,11 @@ def _in_order(
         DataError: the table is of other items, or it is unclear what identifies them.
     """
     column, n = next(iter(columns), None), len(dataset)
-    has_columns, method = len(table.kinds) > 1, "in their order"
-    if column is None and has_columns and len(labels) != n:
-        table.column(None, "id_column")
+    if column is None and len(table.kinds) > 1 and len(labels) != n:
+        table.column(None, "id_column")  # the error lists the columns
     if column is None or (column.rank < 0 and column.keys == [*map(str, range(n))]):
-        method += ", as no column names ids" * has_columns
+        reason = ", as no column names ids" if len(table.kinds) > 1 else ""
+        method = f"in their order{reason}"
     elif (
         dataset.has_ids
         or "name" in dataset.texts
@@ -382,7 +382,7 @@ def _in_order(
         )
     else:
         dataset = with_names(dataset, column.keys)
-        method += f", with the names in {column.name!r}"
+        method = f"in their order, with the names in {column.name!r}"
     return replace(dataset, labels=labels, label_source=(source, method))
 
 
@@ -445,5 +445,5 @@ def _matched(dataset: Dataset, table: Table, o: Options, source: str) -> Dataset
     method = f"matched by {'id' if way == 'row number' else way} in {column.name!r}"
     if other_keys:
         method += f" ({len(other_keys):,} rows are of other items)"
-    labels = labels.of_items(np.array([match.item_of.get(key, -1) for key in column.keys]), n)
-    return replace(dataset, labels=labels, label_source=(source, method))
+    items = np.array([match.item_of.get(key, -1) for key in column.keys])
+    return replace(dataset, labels=labels.of_items(items, n), label_source=(source, method))
