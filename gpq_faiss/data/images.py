@@ -75,11 +75,13 @@ def decode_image(
     name = name or (shown(os.fspath(source)) if isinstance(source, str | os.PathLike) else "image")
     try:
         if not isinstance(source, Image.Image):
-            data = source if isinstance(source, bytes | bytearray) else Path(source).read_bytes()
             # These formats are decoded by Pillow itself: EPS would start Ghostscript, PDF and WMF
             # other external code.
             source = Image.open(
-                io.BytesIO(data), formats=("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+                io.BytesIO(
+                    source if isinstance(source, bytes | bytearray) else Path(source).read_bytes()
+                ),
+                formats=("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM"),
             )
         if min(source.size) < 2 or source.width * source.height > max_pixels:
             raise ValueError(  # one pixel is the placeholder of a failed download

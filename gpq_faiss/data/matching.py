@@ -24,17 +24,30 @@ from .tables import NUMBER, Options, Table, frame_table, open_tables, read_recor
 
 def with_names(dataset: Dataset, names: Any) -> Dataset:
     """Return a data set with other names: the names, or a file with a name in each line, or with a
-    table that has a column of names."""
+    table that has a column of names.
+
+    Raises DataError: the table has another number of names, or the ids of the data in another
+    order.
+    """
     if isinstance(names, str | os.PathLike):
         names = _read_column(files_of(names), "names")
     if isinstance(names, Mapping):
         raise UsageError("names in a dict have no order: give a list, one for each item")
     if isinstance(names, Table):
         columns = names.of_kind("text", "number", "bytes")
-        only = columns[0] if len(columns) == 1 else None
-        names = names.texts(
-            names.column(usual("names", columns) or only, "names=FILE of one column")
+        name = names.column(
+            usual("names", columns) or (columns[0] if len(columns) == 1 else None),
+            "names=FILE of one column",
         )
+        id_column = usual("ids", names.kinds.keys() - {name})
+        listed = [] if id_column is None else list(map(_key, names.values(id_column)))
+        ids = list(map(str, dataset.ids.tolist()))
+        if listed and listed != ids and (dataset.has_ids or {*listed} == {*ids}):
+            raise DataError(
+                f"{names.source}: the ids in {id_column!r} are not those of the data in their "
+                "order: sort the table, leave the column out, or give the data these ids"
+            )
+        names = names.texts(name)
     return replace(dataset, texts=dataset.texts | {"name": as_texts(map(plain_text, names))})
 
 
@@ -288,8 +301,12 @@ def _matches(
             )
             if items and len({*items}) == len(items) and may_match:
                 are_ids = way == "id" and usual("ids", [column.name]) is not None
-                quality = is_likely, column.are_texts, column.rank, are_ids, len(items)
-                yield _Match(column, way, item_of, quality)
+                yield _Match(
+                    column,
+                    way,
+                    item_of,
+                    quality=(is_likely, column.are_texts, column.rank, are_ids, len(items)),
+                )
 
 
 def _check_numbering(
@@ -365,8 +382,7 @@ def _in_order(
     if column is None and len(table.kinds) > 1 and len(labels) != n:
         table.column(None, "id_column")  # the error lists the columns
     if column is None or (column.rank < 0 and column.keys == [*map(str, range(n))]):
-        reason = ", as no column names ids" if len(table.kinds) > 1 else ""
-        method = f"in their order{reason}"
+        method = "in their order" + ", as no column names ids" * (len(table.kinds) > 1)
     elif (
         dataset.has_ids
         or "name" in dataset.texts

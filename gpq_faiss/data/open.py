@@ -503,10 +503,10 @@ def open_data(
     if "label" in attached:  # the columns of labels and ids that are named are of these labels
         columns = {"label_column": None, "id_column": None, "with_labels": False} | columns
     dataset = opener(opened, replace(options, **columns))
-    if "name" in attached:
-        dataset = with_names(dataset, attached["name"])
     if "id" in attached:
         dataset = replace(dataset, ids=read_ids(without_gradient(attached["id"])))
+    if "name" in attached:
+        dataset = with_names(dataset, attached["name"])
     if "label" in attached:
         dataset = with_labels(
             dataset, attached["label"], options, source.index if hasattr(source, "iloc") else None
@@ -517,7 +517,6 @@ def open_data(
 def _completed(dataset: Dataset) -> Dataset:
     """Complete the fingerprint and the notes of a data set that was opened, and log the notes."""
     labels = dataset.labels if dataset.labels is not None and dataset.labels.has().any() else None
-    texts = [f"{name}\0" + "\0".join(dataset.texts[name]) for name in sorted(dataset.texts)]
     marks: list[bytes | str] = [labels.packed.tobytes(), *labels.class_names] if labels else []
     notes = [
         *(label_notes(labels, dataset.label_source) if labels else ["no labels"]),
@@ -527,7 +526,12 @@ def _completed(dataset: Dataset) -> Dataset:
         log.info("%s: %s", dataset.name, note)
     return replace(
         dataset,
-        fingerprint=fingerprint(dataset.fingerprint, dataset.ids.tobytes(), *marks, *texts),
+        fingerprint=fingerprint(
+            dataset.fingerprint,
+            dataset.ids.tobytes(),
+            *marks,
+            *(f"{name}\0" + "\0".join(dataset.texts[name]) for name in sorted(dataset.texts)),
+        ),
         labels=labels,
         notes=notes,
     )

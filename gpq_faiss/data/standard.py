@@ -28,7 +28,8 @@ from .tables import Options
 _FOLDERS = {
     "training": {"train", "training", "labeled", "labelled"},
     "test": {
-        *("test", "testing", "val", "valid", "validation", "dev", "eval", "evaluation", "holdout")
+        *("test", "testing", "val", "valid", "validation", "dev", "eval", "evaluation", "holdout"),
+        *("query", "queries", "gallery"),
     },
     "unlabelled": {"unlabeled", "unlabelled", "unsup", "unlabeled_images", "unlabelled_images"},
     "containers": {"images", "imgs", "img", "jpegimages"},

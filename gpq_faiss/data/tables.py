@@ -605,11 +605,16 @@ def frame_table(source: Any) -> Table:
             f"{location} has a column that cannot be converted ({one_line(error)})"
             f": leave out those of mixed types"
         ) from None
-    index = (data.schema.pandas_metadata or {}).get("index_columns", [])
     return Table(
         location,
         {},
         data.rename_columns(
-            ["index" if n in index and usual("keys", [n]) is None else n for n in data.schema.names]
+            [
+                "index"
+                if name in (data.schema.pandas_metadata or {}).get("index_columns", ())
+                and usual("keys", [name]) is None
+                else name
+                for name in data.schema.names
+            ]
         ),
     )

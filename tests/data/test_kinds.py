@@ -778,6 +778,7 @@ LAYOUTS = {
     "images/1 cat/1 dog/1": ["cat", "dog", ""],
     "train/cat/1 val/dog/1 unlabeled/9": ["cat", "", "dog"],
     "train/cat/1 train/dog/2 val/cat/1 raw/8": ["cat", "dog", "", "cat"],
+    "train/a/1 train/b/2 query/c/3 gallery/c/4 gallery/d/5": ["a", "b", "c", "c", "d"],
     "cat/raw/1 dog/raw/2": ["cat", "dog"],
     "cat/train/1 cat/test/2 dog/train/1 dog/test/2": ["cat", "dog", "cat", "dog"],
     "Train/00/1 Train/01/1 Test/1 Meta/0": ["00", "01", "", ""],

@@ -2,6 +2,8 @@
 columns; every wrong one named.
 """
 
+from contextlib import nullcontext
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -129,6 +131,14 @@ def test_files_of_ids_and_names(tmp_path, file, content):
     data = open_data(np.eye(3), ids=ids, names=save(tmp_path / file, content))
     assert data.ids.tolist() == [70, -5, 70]
     assert data.texts["name"].tolist() == ["one, two", "three", "4"]
+
+
+@pytest.mark.parametrize(("ids", "is_error"), [([7, 3, 5], 0), ([3, 5, 7], 1), ([1, 2, 3], 1)])
+def test_a_table_of_names_has_the_ids_of_the_data_in_their_order(tmp_path, ids, is_error):
+    names = save(tmp_path / "n.csv", "id,name\n7,c\n3,a\n5,b\n")
+    assert open_data(np.eye(3), names=names).texts["name"].tolist() == ["c", "a", "b"]
+    with pytest.raises(DataError, match="not those of the data") if is_error else nullcontext():
+        assert open_data(np.eye(3), ids=ids, names=names).texts["name"].tolist() == ["c", "a", "b"]
 
 
 def test_labels_of_images_by_name(tmp_path):
