@@ -125,6 +125,9 @@ ENDINGS = {
     ".jsonl": "json",
     ".ndjson": "json",
     ".json": "JSON of records",
+    ".mat": "mat",
+    ".fvecs": "vecs",
+    ".bvecs": "vecs",
 }
 """Form of a table by the ending of its file."""
 _PICKLE = "it can run code, so it is not loaded: save arrays as .npy, tables as .parquet"
@@ -143,7 +146,8 @@ _MAGIC: dict[bytes, tuple[str, str]] = {
         (b"<!DOCTYPE", b"<!doctype", b"<html", b"<?xml"),
         ("a page of HTML or XML", "download the file itself"),
     ),
-    b"MATLAB": ("a MATLAB file", "save its arrays as .npy or .npz"),
+    b"MATLAB 5": ("mat", ""),
+    b"MATLAB": ("a MATLAB file of version 7.3", "save it with -v7, or its arrays as .npy"),
     b"SQLite format 3": ("an SQLite database", "export the table as CSV"),
     b"%PDF": ("a PDF", "export its table as CSV"),
     b"\xd0\xcf\x11\xe0": ("an Excel sheet", "save it as CSV"),
@@ -163,11 +167,8 @@ _UNREAD = {
     ".xml",
     ".pkl",
     ".pickle",
-    ".mat",
     ".xls",
     ".orc",
-    ".fvecs",
-    ".bvecs",
     ".fbin",
 }
 """Endings of forms that are not read."""
@@ -211,6 +212,8 @@ def file_form(path: Path, description: str) -> tuple[str, str]:
     ending = path.suffix.lower()
     if not head:
         return "empty", "make or copy it again"
+    if ENDINGS.get(ending) == "vecs":  # begins with the width, which may look like any other form
+        return "vecs", ""
     if head[6:10] == b'\0\0{"':  # after the length of the header, 8 bytes
         return "a safetensors file", "save its arrays as .npy or .npz"
     if head[:1] == b"I" and head[:4].isalnum() and b"\0" in head:

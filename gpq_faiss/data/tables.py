@@ -1,7 +1,7 @@
 """Tables: named columns of a file or an object, and which of them are labels, ids, names, images
 and vectors; matrices that are read by rows without holding the file in memory.
 
-Parquet, Arrow and CSV are read by pyarrow, arrays by numpy and h5py.
+Parquet, Arrow and CSV are read by pyarrow, arrays by numpy, h5py, SciPy and Faiss.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..errors import DataError, one_line, optional
 from ..ids import whole_numbers
 from ..inputs import file_form, natural_order, read_text, reading
 from ..store.hdf5 import Hdf5Array, Texts, as_texts, open_hdf5
-from .images import is_image_name
+from .images import is_image_name, without_gradient
 from .labels import NO, WHOLE, YES, Labels, Rows, labels_of, plain_text
 
 # Matrices -----------------------------------------------------------------------------------------
@@ -456,6 +456,16 @@ def open_tables(paths: Sequence[Path]) -> Table:
         ),
         "json": lambda path: _library("pyarrow.json", path).read_json(str(path)),
         "JSON of records": lambda path: frame_table(read_records(path)).data,
+        "mat": lambda path: {
+            name: without_gradient(array)  # which may be sparse
+            for name, array in _library("scipy.io", path).loadmat(path, squeeze_me=True).items()
+            if getattr(array, "shape", ())
+        },
+        "vecs": lambda path: {
+            "arr_0": getattr(
+                _library("faiss.contrib.vecs_io", path), f"{path.suffix[1:].lower()}_mmap"
+            )(path)
+        },
         **dict.fromkeys(
             ("parquet", "arrow"),
             lambda path: _library("pyarrow.dataset", path).dataset(str(path), format=form),

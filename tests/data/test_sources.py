@@ -11,10 +11,13 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
+from faiss.contrib.vecs_io import fvecs_write
 from hypothesis import given
 from hypothesis import strategies as st
 from image_files import Items, class_numbers, hub, png, put, refused, save, shard
 from PIL import Image
+from scipy.io import savemat
+from scipy.sparse import csc_matrix
 from torch.utils.data import Subset, TensorDataset
 
 from gpq_faiss.data.base import FeatureDataset, ImageDataset
@@ -158,6 +161,11 @@ def write(folder, form, x=X):
         save(path, {"labels": SOME, "ids": IDS})
         with h5py.File(path, "a") as h5:
             h5.create_dataset("x", data=x, chunks=(5, W), compression="gzip")
+    elif form == "mat":
+        labels = csc_matrix(SOME[:, None] == np.arange(3))
+        savemat(path, {"X": x, "labels": labels, "ids": IDS, "name": np.array(NAMES, object)})
+    elif form == "fvecs":
+        fvecs_write(path, x)
     else:
         rows = pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), x.shape[1])
         save(path, {"embedding": rows, "label": NUMBERS, "id": IDS, "path": NAMES})
@@ -175,13 +183,13 @@ def check(data, x=X, classes=KINDS, ids=False, names=False):
     assert not names or data.texts["name"].tolist() == NAMES
 
 
-@pytest.mark.parametrize("form", ["npy", "fortran.npy", "npz", "h5", "parquet"])
+@pytest.mark.parametrize("form", ["npy", "fortran.npy", "npz", "h5", "parquet", "mat", "fvecs"])
 @pytest.mark.parametrize("kind", [np.float32, np.float64, np.float16, np.int8])
 def test_files_of_vectors(tmp_path, form, kind):
-    x, bare = (10 * X).astype(kind), "npy" in form
+    x, bare = (10 * X).astype(kind), form[-3:] in ("npy", "ecs")
     classes = None if bare else ("0", "1", "2")
     data = open_data(write(tmp_path, form, x))
-    check(data, x.astype(np.float32), classes, not bare, form in ("npz", "parquet"))
+    check(data, x.astype(np.float32), classes, not bare, form in ("npz", "parquet", "mat"))
 
 
 def frame(**columns):
