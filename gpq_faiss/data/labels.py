@@ -240,10 +240,10 @@ def labels_of(values: Any, source: str) -> Labels:
     """Return the labels of items from values in any form, in their order.
 
     Args:
-        values: :class:`Labels`; class numbers [N] (-1 or NaN: none) or 0/1 [N, C] as an array or a
-            tensor; or a sequence of one value per item: a name, a number, a list, set or tuple of
-            these, or None. Rows of 0 and 1, all of one length, are 0/1 of each class. Texts are
-            split at ``|``; lists in text (``"['cat', 'dog']"``, ``"0 1 0"``) are lists.
+        values: :class:`Labels`; class numbers [N] (-1 or NaN: none), or 0/1 or -1/1 [N, C], as an
+            array or a tensor; or a sequence of one value per item: a name, a number, a list, set or
+            tuple of these, or None. Rows of 0 and 1, all of one length, are 0/1 of each class.
+            Texts are split at ``|``; lists in text (``"['cat', 'dog']"``, ``"0 1 0"``) are lists.
         source: name of the values in errors.
 
     Raises:
@@ -269,7 +269,12 @@ def labels_of(values: Any, source: str) -> Labels:
                     np.arange(values.size), values.size
                 )
             return Labels.from_multihot(
-                np.where(np.isnan(values).all(axis=1, keepdims=True), 0, values)
+                np.where(
+                    np.isnan(values).all(axis=1, keepdims=True)
+                    | ((values == -1) & (values != 0).all()),  # of -1 and 1 alone
+                    0,
+                    values,
+                )
             )
         numbers: dict[tuple[str, ...], int] = {}
         items = values.tolist() if hasattr(values, "tolist") else values

@@ -66,6 +66,7 @@ HOT_FORMS = {
     "Arrow": lambda hot: pa.array(hot.tolist()),
     "Series": lambda hot: pd.Series(hot.tolist()),
     "array": np.asarray,
+    "array of -1 and 1": lambda hot: 2 * hot - 1,
     "sparse array": scipy.sparse.csr_array,
     "sparse tensor": lambda hot: torch.tensor(hot).to_sparse(),
 }
