@@ -132,8 +132,8 @@ def make_grid(weights: Path, method: str, options: Namespace) -> Grid:
     names = ("batch_labelled", "batch_unlabelled", "validation")
     training = {name: getattr(tuned, name) for name in names}
     training |= {"steps": options.steps or tuned.steps, "augment": options.augment}
-    # The rate and the cosine schedule of the default's convolutions; noise is for perceptrons only.
-    slower = {"training": {"learning_rate": tuned.learning_rate / 2}, "network": {"noise": "auto"}}
+    # The rate of the default's convolutions.
+    slower = {"training": {"learning_rate": tuned.learning_rate / 2}}
     changes: Results = {"posterior": {}, "gpq": {"preset": "paper"}}
     values = {
         "name": "finetune",

@@ -127,9 +127,11 @@ class Config(_Section):
         """Side in pixels to which images are enlarged where ``network.image_size`` is 0.
 
         Fine-tuning needs at least 128 pixels: on CIFAR-10, of 32 pixels, mAP is then 0.830 instead
-        of 0.385 (benchmarks/results/finetune.md).
+        of 0.385 (benchmarks/results/finetune.md). It is the same for the methods that are compared
+        with the default.
         """
-        return 128 if self.class_networks and self.network.weights != "none" else 0
+        is_default = self.class_networks or self.preset == "recommended"
+        return 128 if is_default and self.network.weights != "none" else 0
 
     alpha: ClassVar[float] = 20.0
     """Scale of the soft assignment (eq. 1)."""

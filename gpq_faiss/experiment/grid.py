@@ -177,18 +177,16 @@ def grid_from(values: Mapping[str, Any]) -> Grid:
 
 # Settings -----------------------------------------------------------------------------------------
 
-# What other trained methods than GPQ take of a preset: the budget, the optimiser and the backbone.
-# The class networks and the losses of a preset are those of GPQ.
-_SHARED_NETWORK = ("backbone", "weights", "image_size", "hidden")
 # The perceptron that is best for the other methods where nothing can be convolved
 # (docs/experiments.md).
 BASELINE_PERCEPTRON: Changes = {"network": {"hidden": [512], "noise": 0.5}}
 
 
 def baseline_config(config: Config, *, perceptron: bool) -> Config:
-    """Return the settings of the trained methods that are compared with a GPQ of ``config``."""
+    """Return the settings of the trained methods that are compared with a GPQ of ``config``: its
+    budget, optimiser and backbone, but not its class networks and losses."""
     changes = {
-        "network": {name: getattr(config.network, name) for name in _SHARED_NETWORK},
+        "network": vars(config.network),
         "training": vars(config.training),
         "method": Config().method if config.class_networks else config.method,
         "quantizer": {"codewords": config.quantizer.codewords},
@@ -208,15 +206,16 @@ def method_config(grid: Grid, variation: Variation, method: str, *, perceptron: 
             backbone ``mlp`` every method has a perceptron.
     """
     entry = find_method(method)
-    config = preset(variation.preset or grid.preset)
+    base = preset(variation.preset or grid.preset)
     layers = (entry.changes, grid.config, variation.config, grid.settings)
-    changed = reduce(Config.with_settings, layers, config)
-    perceptron = perceptron or changed.network.backbone == "mlp"
+    # With the budget of a fine-tuning, if there are pretrained weights.
+    config = reduce(Config.with_settings, layers, base)
+    perceptron = perceptron or config.network.backbone == "mlp"
     if entry.module != ".gpq":
         config = baseline_config(config, perceptron=perceptron)
     elif method == "posterior":
-        config = config if config.class_networks else preset("recommended")
-    elif config.class_networks:
+        config = base if base.class_networks else preset("recommended")
+    elif base.class_networks:
         # The paper's losses, with the network and training of the compared methods.
         config = config.with_settings({"method": "gpq", "loss": asdict(Config().loss)})
         config = config.with_settings(BASELINE_PERCEPTRON) if perceptron else config

@@ -237,14 +237,16 @@ def notes_of(experiment: Experiment) -> list[str]:
         recall = run.neighbour_recall
         notes.append(f"{recall.definition if recall else NO_NEIGHBOUR_RECALL}.")
         training = run.settings.get("training")
+        entry = METHODS.get(run.method)
         if training is not None:
+            unlabelled = f" and {training['batch_unlabelled']:,} unlabelled"
             notes.append(
-                f"{name}: {run.steps:,} steps of up to {training['batch_labelled']:,} labelled "
-                f"and {training['batch_unlabelled']:,} unlabelled items, learning rate "
-                f"{training['learning_rate']:g} ({from_dict(run.settings).schedule})."
+                f"{name}: {run.steps:,} steps of up to {training['batch_labelled']:,} labelled"
+                f"{'' if entry and entry.learns == 'supervised' else unlabelled} items, learning "
+                f"rate {training['learning_rate']:g} ({from_dict(run.settings).schedule})."
             )
-        if run.method in METHODS and METHODS[run.method].departs:
-            notes.append(f"{run.method} departs from its paper: {METHODS[run.method].departs}.")
+        if entry and entry.departs:
+            notes.append(f"{run.method} departs from its paper: {entry.departs}.")
         if run.bits not in (0, run.bits_kept):
             notes.append(
                 f"{name} has {run.bits_kept} bits per item where {run.bits} are requested."

@@ -104,7 +104,7 @@ def run_experiment(
         MismatchError: the folder contains another experiment.
     """
     grid = grid if isinstance(grid, Grid) else read_grid(grid)
-    options = RunOptions(str(resolve_device(device)), resume=True)
+    options = RunOptions(str(resolve_device(device)), resume=not overwrite)
     folder = check_output(out, overwrite=True, folder=True)
     if folder.exists() and not (folder / DESCRIPTION).exists() and any(folder.glob("[!.]*")):
         raise DataError(f"{folder} holds something other than an experiment: choose another --out")
@@ -154,8 +154,10 @@ def complete_run(
     """
     work = folder / _PARTIAL / _work_folder(spec)
     try:
-        arrays, measured = compute(spec, dataset, work, options)
-        write_run(folder / f"{spec.name}.h5", spec, arrays, measured)
+        # On one thread concurrent runs do not compete, and sums have a fixed order.
+        with threadpool_limits(1):
+            arrays, measured = compute(spec, dataset, work, options)
+            write_run(folder / f"{spec.name}.h5", spec, arrays, measured)
         shutil.rmtree(work, ignore_errors=True)
     except GpqError as error:
         return spec.name, one_line(error, 500)
@@ -194,26 +196,24 @@ def compute(
     # Items whose vectors are stored, the same for all methods of a seed.
     random = np.random.default_rng([spec.seed, _VECTOR_STREAM])
     keep = random.permutation(split.database)[: spec.vectors]
-    # On one thread concurrent runs do not compete, and sums have a fixed order.
-    with threadpool_limits(1):
-        if find_method(spec.method).deep:
-            coded = _train_and_encode(spec, dataset, split, work, options, keep)
-        else:
-            coded = fit_and_encode(
-                make_method(spec.method, spec.bits or 32, spec.seed),
-                dataset,
-                split,
-                image_size=image_size,
-                queries=split.query,
-                database=split.database,
-                keep=keep,
-            )
-        start = time.perf_counter()
-        ranking = coded.rank(labels, ks=KS)
-        rank_seconds = time.perf_counter() - start
-        recall = coded.neighbour_recall(
-            input_neighbours(dataset, image_size, coded.query_rows, coded.base_rows)
+    if find_method(spec.method).deep:
+        coded = _train_and_encode(spec, dataset, split, work, options, keep)
+    else:
+        coded = fit_and_encode(
+            make_method(spec.method, spec.bits or 32, spec.seed),
+            dataset,
+            split,
+            image_size=image_size,
+            queries=split.query,
+            database=split.database,
+            keep=keep,
         )
+    start = time.perf_counter()
+    ranking = coded.rank(labels, ks=KS)
+    rank_seconds = time.perf_counter() - start
+    recall = coded.neighbour_recall(
+        input_neighbours(dataset, image_size, coded.query_rows, coded.base_rows)
+    )
     attributes = {
         "bits_kept": coded.coder.bits + coded.coder.extra_bits,
         "map": ranking.map,
@@ -271,7 +271,7 @@ def _train_and_encode(
         split,
         from_dict(dict(spec.settings)),
         folder=work,
-        identity=f"{spec.identity} {device.type}",
+        identity=spec.identity,
         options=options,
     )
     method = fitted.method

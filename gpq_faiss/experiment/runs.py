@@ -13,7 +13,7 @@ dataset                type                     meaning
 ``query_*``            [Q], [Q, ceil(C/8)]      ``rows`` in the data, ``ids``, packed ``labels``
 ``database_*``         [N], [N, ceil(C/8)]      the same for the database
 ``vector_*``           [n], [n, ceil(C/8)]      the same for the items of ``vectors``
-``codes``              uint8 [N, W]             as packed by Faiss (not for methods without codes)
+``codes``              uint8 [N, W]             the stored bytes of an item, up to 256
 ``tables``             float32 [Q, M, K]        score of each codeword for each query; an item has
                                                 the sum over its code
 ``top_ids``            int64 [Q, 1000]          the best ids of each query, ties by position

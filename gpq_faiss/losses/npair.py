@@ -52,8 +52,9 @@ def triplet(x: Tensor, q: Tensor, labels: Tensor) -> Tensor:
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean of the finite values where the mask, of the same shape, is true; 0 without
-    any."""
+    """Return the mean of the values where the mask, of the same shape, is true; 0 without any.
+
+    All values must be finite, also where the mask is false."""
     return (values * mask).sum() / mask.sum().clamp_min(1)
 
 

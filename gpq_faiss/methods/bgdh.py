@@ -56,8 +56,8 @@ class BipartiteGraph(nn.Module):
     + A²) for any number of items.
 
     Buffers, so that a resumed training uses the same graph: the number of anchors ``used``, int64
-    [], 0 before :meth:`fit`; ``anchors`` float32 [A, W]; ``bandwidth`` t, float32 []; ``steps`` T,
-    float32 [A, A], transition probabilities from anchor to anchor via an item.
+    [], 0 before :meth:`fit`; ``anchors`` float32 [A, W]; ``bandwidth`` t, float32 [];
+    ``transitions`` T, float32 [A, A], probabilities from anchor to anchor via an item.
     """
 
     def __init__(self, anchors: int, width: int, nearest: int) -> None:
@@ -66,7 +66,7 @@ class BipartiteGraph(nn.Module):
         self.used = nn.Buffer(torch.zeros((), dtype=torch.int64))
         self.anchors = nn.Buffer(torch.zeros(anchors, width))
         self.bandwidth = nn.Buffer(torch.ones(()))
-        self.steps = nn.Buffer(torch.zeros(anchors, anchors))
+        self.transitions = nn.Buffer(torch.zeros(anchors, anchors))
 
     @torch.no_grad()
     def fit(self, sample: Tensor, seed: int) -> None:
@@ -84,7 +84,7 @@ class BipartiteGraph(nn.Module):
         T = Z.T @ Z
         # An anchor without items only leads to itself.
         T.diagonal()[T.sum(1) == 0] = 1
-        self.steps.copy_(T / T.sum(1, keepdim=True))
+        self.transitions.copy_(T / T.sum(1, keepdim=True))
 
     def nearest_anchors(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the anchors to which items [n, W] are linked, int64 [n, s], and the weights of
@@ -101,7 +101,7 @@ class BipartiteGraph(nn.Module):
         near, weight = (t.cpu() for t in self.nearest_anchors(x))
         first = near.gather(1, torch.multinomial(weight, 1, generator=generator))[:, 0]
         goes_on = torch.randint(2, first.shape, generator=generator) > 0
-        second = torch.multinomial(self.steps.cpu()[first], 1, generator=generator)[:, 0]
+        second = torch.multinomial(self.transitions.cpu()[first], 1, generator=generator)[:, 0]
         return torch.where(goes_on, second, first)
 
 
@@ -136,10 +136,10 @@ class BGDH(Baseline):
         start_small(self.hash, self.draws)
         # What the graph sees: the input, or a frozen copy, as features of the network in training
         # would drift away from the anchors.
-        self.view: nn.Module = backbone.input
+        self.graph_input: nn.Module = backbone.input
         if backbone.spec.kind == "images":
-            self.view = copy.deepcopy(backbone).requires_grad_(False)
-            self.view.head = nn.Identity()
+            self.graph_input = copy.deepcopy(backbone).requires_grad_(False)
+            self.graph_input.head = nn.Identity()
         anchors = max(self.nearest, min(500, self.items // 10))
         self.graph = BipartiteGraph(anchors, backbone.spec.in_width or deep, self.nearest)
         self.contexts = nn.Parameter(
@@ -161,18 +161,18 @@ class BGDH(Baseline):
     @torch.no_grad()
     def before_step(self, step: int, steps: int, sample: Callable[[int], Iterator[Tensor]]) -> None:
         """Build the graph, when it is due, from 20 training items per possible anchor."""
-        of_images = isinstance(self.view, Backbone)
+        of_images = isinstance(self.graph_input, Backbone)
         first = steps // 3 if of_images and self.config.network.weights == "none" else 0
         if step >= first and not int(self.graph.used):
             if of_images:
-                self.view.load_state_dict(self.backbone.state_dict(), strict=False)
+                self.graph_input.load_state_dict(self.backbone.state_dict(), strict=False)
             items = sample(20 * len(self.graph.anchors))
             self.graph.fit(torch.cat([self.graph_features(x) for x in items]), self.seed)
 
     @torch.no_grad()
     def graph_features(self, x: Tensor) -> Tensor:
         """What the graph sees of items, float32 [n, W]."""
-        return cast(Tensor, self.view.eval()(x)).float()
+        return cast(Tensor, self.graph_input.eval()(x)).float()
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         u, e = self.hash_and_embedding(self.trunk_features(batch.x, amp))

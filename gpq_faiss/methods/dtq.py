@@ -177,7 +177,7 @@ class DTQ(Alternating):
         C = np.zeros((self.M, self.K, WIDTH), np.float32)
         residual = x.copy()
         for m in range(self.M):
-            C[m] = fit_codebooks(residual, 1, self.K, seed=self.seed + m)[0]
+            C[m] = fit_codebooks(residual, 1, self.K, seed=(self.seed + m) % 2**31)[0]
             residual -= C[m, iterated_conditional_modes(residual, C[m : m + 1])[:, 0]]
         return C
 

@@ -84,9 +84,11 @@ class FaissCodec(Coder):
             chain: Any = index.chain
             self._transforms = [chain.at(i) for i in range(chain.size())]
         codec = self._codec
+        pq = getattr(codec, "pq", None)
         if isinstance(codec, faiss.IndexPQ):
             self._codec.do_polysemous_training = False  # which only orders the codewords
-            use_all_rows(codec.pq, self.seed)
+        if pq is not None:
+            use_all_rows(pq, self.seed)
         elif isinstance(codec, faiss.IndexResidualQuantizer):
             codec.rq.cp.seed = self.seed + 1
         elif isinstance(codec, faiss.IndexLocalSearchQuantizer):
@@ -99,8 +101,7 @@ class FaissCodec(Coder):
                 # Faiss would write behind the end of an array with fewer rows than dimensions.
                 x = np.resize(x, (max(len(x), x.shape[1]), x.shape[1]))
                 transform.max_train_points = len(x)  # Faiss' default: 65,536
-                nbits = codec.pq.nbits if isinstance(codec, faiss.IndexPQ) else 8
-                prepare_rotation(transform, nbits, self.seed)
+                prepare_rotation(transform, 8 if pq is None else pq.nbits, self.seed)
         index.train(x)
         self.code_size = codec.sa_code_size()
         if not self.fixed_length:

@@ -7,8 +7,9 @@ minimises (eq. 4).
 
 The paper's variants are settings: GPQ-F is ``network.backbone = "cnnf"``, GPQ-H has ``loss.lambda1
 = loss.lambda2 = 0``, and GPQ-T uses the triplet loss with margin 0.1 instead of the N-pair loss,
-``method = "gpq-triplet"``. With ``method = "gpq-authors"`` it follows the authors' released code
-where that differs from the paper (preset ``authors``).
+``method = "gpq-triplet"``. Eq. 3 is that of the authors' released code, or as printed with
+``method = "gpq-printed"``; eq. 4 and the rest are the paper's, or those of the code with ``method =
+"gpq-authors"`` (preset ``authors``).
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class GPQ(CodeMethod):
         q = config.quantizer
         self.codewords = random_directions(q.codebooks, q.codewords, q.subdim, generator)
         self.prototypes = random_directions(q.codebooks, C, q.subdim, generator)
+        self.uses_unlabelled = config.loss.lambda2 > 0
 
     def codebooks(self) -> Tensor:
         """z', float [M, K, d], unit-norm: the codebooks in training, encoding and export."""

@@ -61,14 +61,14 @@ def least_error(
         U = X @ V / np.sqrt(np.maximum(squares, np.finfo(float).tiny))
     nonzero = squares > squares.max() * max(X.shape) * np.finfo(float).eps
     U, squares = U[:, nonzero], squares[nonzero]
-    against = U.T @ Y
-    best, least, off = _LEAST, np.inf, Y
+    projections = U.T @ Y
+    best, least, best_errors = _LEAST, np.inf, Y
     for sigma in _LEAST * 2.0 ** (np.arange(_GRID) / _PER_OCTAVE):
         shrunk = U * (squares / (squares + n * sigma**2))
         # A single item is its own centre: nothing is left to predict it from.
         leverage_complement = np.maximum(1 - 1 / n - (shrunk * U).sum(axis=1), np.finfo(float).eps)
-        missed = (Y - shrunk @ against) / leverage_complement[:, None]
-        error = float((missed**2).sum())
+        errors = (Y - shrunk @ projections) / leverage_complement[:, None]
+        error = float((errors**2).sum())
         if error < least:
-            best, least, off = float(sigma), error, missed
-    return best, y - off
+            best, least, best_errors = float(sigma), error, errors
+    return best, y - best_errors

@@ -168,8 +168,10 @@ def encode_database(
             encoding.update(len(block))
     seconds = time.perf_counter() - start
     base_rows, codes = map(np.concatenate, zip(*parts, strict=True))
-    vectors = read(database[np.isin(database, keep)]) if len(keep) else (xq[:0], keep)
-    return Coded(coder, query_rows, base_rows, xq, codes, *vectors, encode_seconds=seconds)
+    vectors, vector_rows = read(database[np.isin(database, keep)]) if len(keep) else (xq[:0], keep)
+    return Coded(
+        coder, query_rows, base_rows, xq, codes, vectors, vector_rows, encode_seconds=seconds
+    )
 
 
 def needs_perceptron(dataset: Dataset) -> bool:

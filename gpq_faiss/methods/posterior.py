@@ -175,7 +175,7 @@ class PosteriorCodes(CodeMethod):
         self._sharpened = False
         self._make_codebooks(self._count_class_codebooks())
         # Trunks of images give features of any scale; embeddings are standardised.
-        self.even = (
+        self.standardise = (
             nn.LayerNorm(self.width, elementwise_affine=False)
             if backbone.spec.kind == "images"
             else nn.Identity()
@@ -183,9 +183,9 @@ class PosteriorCodes(CodeMethod):
         self.consistent = (
             network.weights != "none"
             and config.posterior.propagation > 0
-            and not (self.unseen or is_perceptron)
+            and not (self.entropy_weight or is_perceptron)
         )
-        """Whether unlabelled images are learnt by consistency."""
+        """Whether unlabelled images are learnt by consistency, in place of their entropy."""
         self.accuracy: float | None = None
         """Expected accuracy on unseen items, estimated from the labels; None: unknown, as with
         convolutions."""
@@ -277,7 +277,7 @@ class PosteriorCodes(CodeMethod):
         """What class probabilities do not predict of the features: unit-norm features minus their
         linear prediction from the posterior (for joint codebooks minus their mean), in the
         residual's principal axes; unit-norm float [B, E]."""
-        direction = nn.functional.normalize(self.even(features), dim=1)
+        direction = nn.functional.normalize(self.standardise(features), dim=1)
         return nn.functional.normalize(
             direction @ self.principal_axes - posterior @ self.prediction - self.offset, dim=1
         )
@@ -350,10 +350,8 @@ class PosteriorCodes(CodeMethod):
         for _ in range(20):
             power = (low + high) / 2
             low, high = (power, high) if confidence(power) < aim else (low, power)
-        if not self._sharpened and self.A < self.M:
-            power = power**0.5
-        elif not self._sharpened and many_classes:
-            power = 1.0
+        if not self._sharpened:
+            power = power**0.5 if self.A < self.M else 1.0 if many_classes else power
         self.power.fill_(power)
 
     @torch.no_grad()
@@ -362,7 +360,7 @@ class PosteriorCodes(CodeMethod):
         probabilities float [n, C], and the principal axes of its residual."""
         if self.A == self.M:
             return
-        direction = nn.functional.normalize(self.even(features), dim=1).double().cpu()
+        direction = nn.functional.normalize(self.standardise(features), dim=1).double().cpu()
         if not self.A:
             # Joint codebooks encode the whole direction: nothing is predicted from the class.
             posterior = torch.zeros_like(posterior)
@@ -383,7 +381,7 @@ class PosteriorCodes(CodeMethod):
     @torch.no_grad()
     def place(self, classes: ClassCodebooks, feature_codewords: Tensor) -> None:
         """Set the codewords; the attributes say their shapes."""
-        class_width = self.C if self.A else 0
+        start = self.C if self.A else 0  # of the features; joint codewords hold both parts
         tables, logits, feature_codewords = (
             t.to(self.power.device) for t in (*classes, feature_codewords)
         )
@@ -392,16 +390,14 @@ class PosteriorCodes(CodeMethod):
             x.norm(dim=2).max().clamp_min(1e-12) if len(x) else 1.0
             for x in (tables, feature_codewords)
         ]
-        of_classes = nn.functional.pad(
-            tables / scales[0], (0, feature_codewords.shape[2] + class_width - self.C)
-        )
-        of_features = nn.functional.pad(feature_codewords / scales[1], (class_width, 0))
+        of_features = nn.functional.pad(feature_codewords / scales[1], (start, 0))
+        of_classes = nn.functional.pad(tables / scales[0], (0, of_features.shape[2] - self.C))
         projected, basis, pq_codewords = product_form(torch.cat([of_classes, of_features]), self.d)
         # Encoding uses the codewords as representable in sub-vectors of d dimensions (exact for d
         # >= K + 2).
         self.tables = nn.Buffer(projected[: self.A, :, : self.C] * scales[0])
         self.logits = nn.Buffer(logits)
-        self.feature_codewords = nn.Buffer(projected[self.A :, :, class_width:] * scales[1])
+        self.feature_codewords = nn.Buffer(projected[self.A :, :, start:] * scales[1])
         self.basis, self.pq_codewords = nn.Buffer(basis), nn.Buffer(pq_codewords)
 
     def fit_labels(self, reader: Reader, rows: Rows, y: Floats, unlabelled: Rows) -> None:
@@ -476,11 +472,11 @@ class PosteriorCodes(CodeMethod):
         slow_trunk = not perceptron and (self.prototypes is not None or pretrained)
         trunk_rate = _CONVOLUTION_RATE if slow_trunk else 1.0
         class_rate = _CLASS_RATE if perceptron or pretrained else trunk_rate
-        of_classes = {*head.parameters(), self.prototypes}
+        class_parameters = {*head.parameters(), self.prototypes}
         trained = [p for p in self.parameters() if p.requires_grad]
         groups = [
-            {"params": [p for p in trained if p not in of_classes], "times": trunk_rate},
-            {"params": [p for p in trained if p in of_classes], "times": class_rate},
+            {"params": [p for p in trained if p not in class_parameters], "times": trunk_rate},
+            {"params": [p for p in trained if p in class_parameters], "times": class_rate},
         ]
         # One pass over the memory instead of several.
         return torch.optim.Adam(

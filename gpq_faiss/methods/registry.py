@@ -78,7 +78,7 @@ _GPQ = MethodEntry(
     ".gpq",
     "build_gpq",
     deep=True,
-    revision=6,
+    revision=7,
 )
 
 METHODS: dict[str, MethodEntry] = {
@@ -91,6 +91,7 @@ METHODS: dict[str, MethodEntry] = {
     "gpq-h": replace(
         _GPQ,
         summary="gpq without classifiers and entropy (λ1 = λ2 = 0)",
+        learns="supervised",
         changes={"loss": {"lambda1": 0.0, "lambda2": 0.0}},
     ),
     "gpq-t": replace(

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.metrics.pairwise import euclidean_distances
 
 from ..data.labels import Labels
 from .coders import BinaryMethod, Floats
@@ -60,8 +61,8 @@ class SDH(BinaryMethod):
         rows, labels = self._labelled(labels)
         x, y = x[rows], labels.dense(rows).astype(np.float64)
         rng = np.random.default_rng([self.seed, 0])
-        self._anchors = x[np.sort(rng.permutation(len(x))[:_ANCHORS])]
-        distances = anchor_distances(x, self._anchors)
+        self._anchors = x[np.sort(rng.permutation(len(x))[:_ANCHORS])].astype(np.float64)
+        distances = self._squared_distances(x)
         self._sigma = float(distances.mean()) or 1.0
         kernels = np.exp(distances / -self._sigma)
         self._mean = kernels.mean(axis=0)
@@ -82,15 +83,14 @@ class SDH(BinaryMethod):
         self._P = solver @ codes
 
     def _project(self, x: Floats) -> Floats:
-        kernels = np.exp(anchor_distances(x, self._anchors) / -self._sigma)
+        kernels = np.exp(self._squared_distances(x) / -self._sigma)
         return np.asarray((kernels - self._mean) @ self._P, np.float32)
 
-
-def anchor_distances(x: Floats, anchors: Floats) -> Doubles:
-    """Squared distances float64 [n, m] of rows float32 [n, d] and [m, d]."""
-    a, b = x.astype(np.float64), anchors.astype(np.float64)
-    squares = np.einsum("nd,nd->n", a, a)[:, None] + np.einsum("md,md->m", b, b)
-    return np.asarray((squares - 2 * (a @ b.T)).clip(0))
+    def _squared_distances(self, x: Floats) -> Doubles:
+        """Return the squared distances of rows [n, d] and anchors, float64 [n, m]."""
+        return np.asarray(
+            euclidean_distances(x.astype(np.float64), self._anchors, squared=True), np.float64
+        )
 
 
 def discrete_codes(B: Doubles, W: Doubles, Q: Doubles, sweeps: int = _SWEEPS) -> Doubles:

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.decomposition import PCA
 
 from ..data.labels import Labels
 from ..errors import DataError
@@ -34,45 +35,28 @@ from .coders import BinaryMethod, Floats
 class SH(BinaryMethod):
     """Spectral hashing. Deterministic: the seed has no effect.
 
-    ``axes``: float32 [P, width], the first principal components, by falling variance; ``box``:
-    float32 [P, 2], the range of the training vectors along each; ``modes``: int64 [bits, 2], axis
-    and k of each bit, by rising eigenvalue.
+    ``pca``: the first P principal components; ``box``: float64 [P, 2], the range of the training
+    vectors along each; ``modes``: int64 [bits, 2], axis and k of each bit, by rising eigenvalue.
     """
 
     name = "sh"
     unit = True
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
-        mean: NDArray[np.float64] = x.mean(axis=0, dtype=np.float64)
-        # From centred rows: E[xx'] - mm' would lose small variances far from the origin.
-        centred = x - mean
-        variances, vectors = np.linalg.eigh(centred.T @ centred / len(x))
-        order = np.argsort(-variances, kind="stable")[: self.bits]
-        axes: NDArray[np.float64] = vectors[:, order].T
-        # An eigenvector's sign is arbitrary: here its largest entry is positive.
-        largest = np.abs(axes).argmax(axis=1)
-        axes *= np.where(axes[np.arange(len(axes)), largest] < 0, -1, 1)[:, None]
-        self._mean = mean.astype(np.float32)
-        self.axes = np.ascontiguousarray(axes, dtype=np.float32)
-        y = self._coordinates(x)
-        low, high = y.min(axis=0), y.max(axis=0)
-        if not (high > low).any():
+        if (x == x[0]).all():
             raise DataError(
                 f"{self.name}: all training vectors are equal: give at least 2 different ones"
             )
-        self.box = np.stack([low, high], axis=1)
-        self.modes = smallest_modes(high - low, self.bits)
-
-    def _coordinates(self, x: Floats) -> Floats:
-        return np.asarray((x - self._mean) @ self.axes.T, dtype=np.float32)
+        self.pca = PCA(min(self.bits, *x.shape), svd_solver="covariance_eigh")
+        y = self.pca.fit_transform(x.astype(np.float64))
+        self.box = np.stack([y.min(axis=0), y.max(axis=0)], axis=1)
+        self.modes = smallest_modes(np.ptp(y, axis=0), self.bits)
 
     def _project(self, x: Floats) -> Floats:
         axis, k = self.modes.T
         low, high = self.box[axis].T
-        # Periodic outside of the box.
-        phase = np.pi / 2 + k * np.pi * (self._coordinates(x)[:, axis].astype(np.float64) - low) / (
-            high - low
-        )
+        y = self.pca.transform(x.astype(np.float64))[:, axis]
+        phase = np.pi / 2 + k * np.pi * (y - low) / (high - low)  # periodic outside of the box
         return np.asarray(np.sin(phase), dtype=np.float32)
 
 

@@ -131,10 +131,10 @@ class SSGAH(Baseline):
     synthetic, adversary = 0.03, 0.02
     """λ, weight of the synthetic triplets for H, and the weight of the adversary ranking loss, for
     G."""
-    blur, smooth = 0.2, 0.9
+    input_noise, smooth = 0.2, 0.9
     """Standard deviation of the noise on D's inputs (normalised items have about 1), and the target
     of D for real triplets."""
-    noise = 32
+    noise_width = 32
     """Width of the noise."""
 
     def build(self) -> None:
@@ -142,7 +142,7 @@ class SSGAH(Baseline):
         self.margin = max(1.0, self.bits / 8)
         width = self.backbone.spec.in_width
         hidden = 256 if width else 64
-        self.generator = Generator(width, self.noise, hidden)
+        self.generator = Generator(width, self.noise_width, hidden)
         self.discriminator = make_discriminator(width, hidden)
         for layer in (*self.generator.modules(), *self.discriminator.modules()):
             if isinstance(layer, (nn.Linear, nn.Conv2d)):
@@ -168,7 +168,8 @@ class SSGAH(Baseline):
         """The discriminator's logits of noisy triplets, float [n]; ``state`` replaces its
         weights."""
         noisy = [
-            items + self.blur * torch.randn(items.shape, generator=generator).to(items.device)
+            items
+            + self.input_noise * torch.randn(items.shape, generator=generator).to(items.device)
             for items in triplets
         ]
         out = functional_call(self.discriminator, state or {}, (torch.cat(noisy, dim=1),))
@@ -179,7 +180,7 @@ class SSGAH(Baseline):
         draws = batch.generator
         v = self.backbone.input(batch.x).detach()
         h = run_network(lambda v: self.backbone(v, True), v, amp).sigmoid()
-        z = torch.randn(len(v), self.noise, generator=draws).to(v.device)
+        z = torch.randn(len(v), self.noise_width, generator=draws).to(v.device)
         synthetic: Pair = self.generator(v, z)
         detached = synthetic[0].detach(), synthetic[1].detach()
         # Statistics of batch norms are of real items only.

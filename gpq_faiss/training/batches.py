@@ -67,11 +67,11 @@ def hold_out(
     if count < 2 * labels.n_classes:
         return np.empty(0, np.int64)
     shuffled = np.random.default_rng([seed, HOLD_OUT]).permutation(labelled)
-    # Spread the items of each class evenly from 0 on, and take those with the smallest ranks: every
-    # class has its share of them, and a rare class at least one item.
+    # Spread the items of each class evenly, and take those with the smallest ranks: every class has
+    # its share of them, and the only item of a class stays in the training.
     classes = labels.dense(shuffled, dtype=bool).argmax(axis=1)
     rank = np.empty(len(shuffled), np.int64)
     for c in np.unique(classes):
         of_class = np.flatnonzero(classes == c)
-        rank[of_class] = np.arange(len(of_class)) * (len(shuffled) / len(of_class))
+        rank[of_class] = (np.arange(len(of_class)) + 0.5) * (len(shuffled) / len(of_class))
     return np.sort(shuffled[np.argsort(rank, kind="stable")[:count]])

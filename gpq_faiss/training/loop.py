@@ -167,6 +167,11 @@ class Training:
             steps, drawn, self.reader.stream(ahead), strict=True
         ):
             n = int(readable[: samplers[0].batch].sum())  # labelled items
+            if not n:
+                raise DataError(
+                    f"{self.reader.dataset.name}: no labelled image of step {step} can be read: "
+                    "repair the images, or raise training.batch_labelled"
+                )
             rows = rows_of_step[readable]
             generator = torch.Generator().manual_seed(self.seed(step))
             x = to_input(values, self.device)
@@ -310,8 +315,9 @@ def fit(
             reader.preload()
         task = Training(build, reader, split, config, options, group)
         method, labelled = task.method, task.labelled
+        started = time.monotonic()
         with stage("statistics of inputs and labels"):
-            method.fit_inputs(reader, np.sort(np.concatenate([labelled, task.pool])))
+            method.fit_inputs(reader, np.union1d(labelled, task.pool))
             method.fit_labels(reader, labelled, task.labels.dense(labelled), split.unlabelled)
         # Convolutions are up to twice as fast with channels last on both sides.
         method.to(task.device).to(memory_format=torch.channels_last)
@@ -320,6 +326,8 @@ def fit(
         if options.resume and checkpoint.exists():
             task.run = load_checkpoint(checkpoint, identity, method, optimizer)
             log.info("resumed at step %d of %d", task.run.step, task.steps)
+        else:
+            task.run.seconds = time.monotonic() - started
         # Threads wait for each other after every operation, and for long if another process is
         # busy: small networks use one.
         items = config.training.batch_labelled + config.training.batch_unlabelled
@@ -332,8 +340,10 @@ def fit(
             method.load_state_dict(task.run.best_state)
         # The last validation has fitted them, if its weights are the best.
         if group.main and task.run.best_step < task.steps:
+            started = time.monotonic()
             with stage("fitting codebooks"):
                 method.fit_codebooks(task.sample, final=True)
+            task.run.seconds += time.monotonic() - started
     reader.array = None  # which may be large
     return task
 

@@ -293,10 +293,10 @@ def test_walks_from_near_anchors_have_the_probabilities_of_the_graph():
     # Steps sum over the items on the way: by the probability of each item, from an anchor.
     Z = np.zeros((len(sample), 8))
     np.put_along_axis(Z, *(t.numpy() for t in graph.nearest_anchors(sample)), axis=1)
-    np.testing.assert_allclose(graph.steps.numpy(), (Z / Z.sum(0)).T @ Z, atol=1e-5)
+    np.testing.assert_allclose(graph.transitions.numpy(), (Z / Z.sum(0)).T @ Z, atol=1e-5)
     walks = graph.walk(x[:1].expand(20_000, -1), drawn())
     first = torch.zeros(8).scatter_(0, near[0], weight[0])
-    expected = (first + first @ graph.steps) / 2  # one visit or two, equally often
+    expected = (first + first @ graph.transitions) / 2  # one visit or two, equally often
     result = torch.bincount(walks, minlength=8) / 20_000
     torch.testing.assert_close(result, expected, atol=0.015, rtol=0)
 

@@ -103,6 +103,10 @@ def test_held_out_items_are_balanced_over_classes(share, classes, seed):
     assert len(held_out) == (count if count >= 2 * classes else 0)
     counts = np.bincount(ids[held_out], minlength=classes)
     assert counts.max() - counts.min() <= 1
+    # The only item of a class is not held out.
+    assert len(ids) not in hold_out(
+        Labels.from_ids([*ids, classes]), np.arange(len(ids) + 1), share, seed
+    )
 
 
 @pytest.mark.parametrize(("classes", "steps"), [(1, 800), (101, 808), (200, 1600), (10**4, 1600)])
