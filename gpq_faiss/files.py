@@ -19,6 +19,7 @@ import os
 import platform
 import secrets
 import shutil
+import sqlite3
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -42,15 +43,16 @@ _WRITE_ERRORS = {
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn an ``OSError`` of the ``with`` block into a DataError that says why ``path`` is not
-    written.
+    """Turn an error of the system or of SQLite in the ``with`` block into a DataError that says why
+    ``path`` is not written.
     """
     try:
         yield
-    except OSError as error:
-        text = one_line(error) if error.errno is None else os.strerror(error.errno)
-        reason = _WRITE_ERRORS.get(error.errno or 0, text)
-        raise DataError(f"cannot write {path}: {reason}") from error
+    except (OSError, sqlite3.Error) as error:
+        is_full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+        number = errno.ENOSPC if is_full else getattr(error, "errno", None)
+        text = one_line(error) if number is None else os.strerror(number)
+        raise DataError(f"cannot write {path}: {_WRITE_ERRORS.get(number or 0, text)}") from error
 
 
 def qrels_path(run: str | Path) -> Path:

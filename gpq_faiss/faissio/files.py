@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from ..files import atomic_path
 from ..inputs import check_memory, reading
 
 _WRITE_BYTES = 1 << 20
+_LIMITS = threading.Lock()  # Faiss' limits are those of the process
 
 
 def write_index(index: Any, path: str | Path) -> Path:
@@ -36,7 +38,7 @@ def read_index(path: str | Path) -> Any:
         DataError: the file is missing or damaged, or is not a Faiss index, or is a binary one.
     """
     path = Path(path)
-    with reading(path, "an index file (gpq index, or faiss.write_index)"):
+    with reading(path, "an index file (gpq index, or faiss.write_index)"), _LIMITS:
         size = path.stat().st_size
         check_memory(3 * size, str(path))
         data = np.fromfile(path, np.uint8)

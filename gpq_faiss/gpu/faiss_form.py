@@ -84,7 +84,7 @@ def to_faiss_gpu(source: Any, device: int = 0) -> Any:
     Raises:
         DeviceError: no such GPU, or too little memory (there is no silent fall-back).
         DataError: the index is empty or invalid.
-        UsageError: see :func:`zero_lists`.
+        UsageError: the metric is L2, or see :func:`zero_lists`.
     """
     count = int(faiss.get_num_gpus()) if hasattr(faiss, "StandardGpuResources") else 0
     if not 0 <= device < count:
@@ -92,6 +92,8 @@ def to_faiss_gpu(source: Any, device: int = 0) -> Any:
             f"GPU {device} was requested, but Faiss sees {count} (faiss-gpu is needed): use the CPU"
         )
     index = source if isinstance(source, Index) else open_index(source)
+    if index.metric_type != faiss.METRIC_INNER_PRODUCT:
+        raise UsageError("an index of the metric L2 is not copied: use Faiss' own index_cpu_to_gpu")
     codes, ids = index.items_by_id()
     ivf = zero_lists(codes, index.codebooks, ids)
     resources = faiss.StandardGpuResources()

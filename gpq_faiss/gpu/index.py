@@ -79,7 +79,7 @@ class DeviceIndex(Closing):
     Search is thread-safe. The memory is freed with the object.
 
     Raises:
-        DataError: there are more than 2^31 - 1 items.
+        DataError: there are no items, or more than 2^31 - 1.
         UsageError: the metric of the index is L2.
     """
 
@@ -92,9 +92,9 @@ class DeviceIndex(Closing):
             raise UsageError(
                 "an index of the metric L2 is searched on the CPU: leave out the device"
             )
-        if n > MAX_ROWS:
+        if not 0 < n <= MAX_ROWS:
             raise DataError(
-                f"{n:,} codes: an index on a device has at most {MAX_ROWS:,}; use several for more"
+                f"{n:,} codes: an index on a device has 1 to {MAX_ROWS:,}; use several for more"
             )
         self.memory = memory
         self._host = None if _is_gpu(device) else index
@@ -267,6 +267,7 @@ class DeviceIndex(Closing):
         if not k:
             return torch.empty((q, 0), dtype=torch.int64, device=self.device)
         best = torch.empty((q, k), dtype=torch.int64, device=self.device)
+        # About 600 of the k best are in the sample, so `rank` is at most 701, below kernel.MOST.
         step = -(-n // min(_SAMPLE, 600 * n // k))
         sample = self._subset(torch.arange(0, n, step, device=self.device))
         share = k * len(sample._members) / n  # of the k best, in the sample

@@ -6,10 +6,9 @@ its threshold. It either keeps the k best keys, the last of which is its thresho
 all keys above a given threshold. Several blocks for one query visit the same tree, read different
 lists of items, and share the threshold.
 
-The float32 operations and their order are those of :mod:`..codes.codebooks` and
-:mod:`..codes.scores`: separate products and sums, no fused multiply-adds. So scores are the CPU's,
-bit for bit. A bound is added in the same order, and rounding keeps order, so no item of a list
-exceeds it.
+The float32 operations and their order are those of :mod:`..indexes.list_kernels`: separate products
+and sums, no fused multiply-adds. So scores are the CPU's, bit for bit. A bound is added in the same
+order, and rounding keeps order, so no item of a list exceeds it.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Self
 
 import faiss
@@ -119,7 +120,7 @@ class Index(Closing):
                 f"ids: {len(item_ids):,}, expected {len(packed):,} whole numbers, one for each item"
             )
         check_unique(item_ids, "ids")
-        lists = InvertedLists.build(packed, item_ids, search_codebooks(Z, metric_type))
+        lists = InvertedLists.build(packed, item_ids, Z, is_l2=metric_type == faiss.METRIC_L2)
         return cls((lists,), Z, metric_type=metric_type)
 
     # Searching ----------------------------------------------------------------------------------
@@ -161,7 +162,7 @@ class Index(Closing):
             D, ids = (np.hstack(arrays) for arrays in zip(*results, strict=True))
             order = np.lexsort((ids, -D), axis=1)[:, :k]
             D, ids = np.take_along_axis(D, order, axis=1), np.take_along_axis(ids, order, axis=1)
-        return self._to_metric(xq, D), ids
+        return self._to_metric(D), ids
 
     def range_search(
         self,
@@ -186,7 +187,7 @@ class Index(Closing):
         """
         min_score = check_min_score(min_score, limit)
         queries = self._queries(xq)
-        thresholds = self._to_metric(xq, np.full((len(queries), 1), min_score, np.float64))[:, 0]
+        thresholds = np.full(len(queries), self._to_metric(min_score), np.float64)
         results = [
             segment.range_search(queries, thresholds, limit)
             for segment in self._filtered(allow, deny)
@@ -197,7 +198,7 @@ class Index(Closing):
         order = np.lexsort((ids, -scores, rows))
         rows = rows[order]
         lims = np.searchsorted(rows, np.arange(len(queries) + 1))
-        return lims, self._to_metric(xq, scores[order, None], rows)[:, 0], ids[order]
+        return lims, self._to_metric(scores[order]), ids[order]
 
     def _queries(self, xq: ArrayLike) -> Floats:
         """Check queries, and return them in the form for which the loops are compiled."""
@@ -205,24 +206,12 @@ class Index(Closing):
         is_float32 = type(x) is np.ndarray and x.dtype == np.float32
         if not is_float32 or x.ndim != 2 or x.shape[1] != self.d or not len(x):
             x = check_vectors(xq, self.d, name="queries", allow_empty=False, finite=False)
-        if self.metric_type == faiss.METRIC_L2:
-            ones = np.ones((len(x), self.M, 1), np.float32)
-            x = np.concatenate([x.reshape(len(x), self.M, -1), ones], axis=2).reshape(len(x), -1)
         queries: Floats = x if x.flags.carray else np.require(x, requirements=["C", "A", "W"])
         return queries
 
-    def _to_metric(self, xq: ArrayLike, scores: Any, rows: Ids | slice = slice(None)) -> Any:
-        """Convert scores [n, m] to squared distances if the metric is L2, or distances to scores.
-
-        Each is |q|^2 minus the other (:func:`search_codebooks`).
-
-        Args:
-            rows: rows in ``xq`` of the n queries that the scores belong to (default: all).
-        """
-        if self.metric_type != faiss.METRIC_L2:
-            return scores
-        squared_norms = np.square(np.asarray(xq, np.float64)).sum(axis=1, keepdims=True)
-        return (squared_norms[rows] - scores).astype(scores.dtype)
+    def _to_metric(self, scores: Any) -> Any:
+        """Convert scores to squared distances if the metric is L2, or distances to scores."""
+        return 0 - scores if self.metric_type == faiss.METRIC_L2 else scores
 
     def _filtered(self, allow: IdList | None, deny: IdList | None) -> tuple[InvertedLists, ...]:
         """Return the segments with the items that a search may return."""
@@ -269,7 +258,10 @@ class Index(Closing):
         return decode(code[None], self.codebooks).reshape(-1)
 
     def apply(self, changes: Mapping[int, Change]) -> Self:
-        """Return an index with these changes, by id; a change without a code removes the item."""
+        """Return an index with these changes, by id; a change without a code removes the item.
+
+        Names and labels are shared: those of this index change, too.
+        """
         if not changes:
             return self
         index = self.remove_ids(list(changes))
@@ -277,15 +269,17 @@ class Index(Closing):
             number: change.code for number, change in changes.items() if change.code is not None
         }
         segments = [*index.segments]
-        Z = search_codebooks(self.codebooks, self.metric_type)
+        build = partial(
+            InvertedLists.build, Z=self.codebooks, is_l2=self.metric_type == faiss.METRIC_L2
+        )
         if added:
             codes = np.frombuffer(b"".join(added.values()), np.uint8).reshape(len(added), -1)
-            segments.append(InvertedLists.build(codes, np.array([*added], np.int64), Z))
+            segments.append(build(codes, np.array([*added], np.int64)))
         # Segments of changes of about the same size are merged, so that there are few.
         while len(segments) > 2 and segments[-2].ntotal < 2 * segments[-1].ntotal:
             blocks = [block for segment in segments[-2:] for block in segment.blocks(_BLOCK)]
             codes, ids = (np.concatenate(arrays) for arrays in zip(*blocks, strict=True))
-            segments[-2:] = [InvertedLists.build(codes, ids, Z)]
+            segments[-2:] = [build(codes, ids)]
         return index._with(tuple(segments), ChangedItems(self.items, changes))
 
     def _with(self, segments: tuple[InvertedLists, ...], items: ItemSource | None) -> Self:
@@ -375,15 +369,3 @@ def too_many(min_score: float, limit: int) -> DataError:
         f"a range search from {min_score:g} has more than {limit:,} results: "
         "change the minimum score or the limit"
     )
-
-
-def search_codebooks(Z: Floats, metric_type: int) -> Floats:
-    """Return codebooks whose inner products order items as the metric does.
-
-    For L2, -|q - z|^2 equals 2 q·z - |z|^2 minus |q|^2, which is the same for all items. So each
-    codeword gets one more dimension: the inner product of [q, 1] and [2 z, -|z|^2] is the score.
-    """
-    if metric_type != faiss.METRIC_L2:
-        return Z
-    squares = np.square(Z.astype(np.float64)).sum(axis=2, keepdims=True)
-    return np.concatenate([2 * Z, -squares.astype(np.float32)], axis=2)

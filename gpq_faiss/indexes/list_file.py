@@ -9,6 +9,9 @@ budget.
 from __future__ import annotations
 
 import json
+import math
+import os
+import sys
 import tempfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -80,7 +83,11 @@ def write_lists(out: Path, sources: Sequence[RowSource], Z: Floats) -> int:
 
     def mapped(kind: Any, *shape: int) -> NDArray[Any]:
         with tempfile.TemporaryFile(dir=out.parent) as file:
-            return np.memmap(file, kind, "w+", shape=shape)
+            size = math.prod(shape) * np.dtype(kind).itemsize
+            if sys.platform != "darwin":  # a full disk is an error now, and not a signal later
+                os.posix_fallocate(file.fileno(), 0, size)
+            file.truncate(size)
+            return np.memmap(file, kind, "r+", shape=shape)
 
     columns = mapped(np.uint8, n, width_of(M, K))
     members = mapped(number_type(high, low), n)
@@ -210,9 +217,9 @@ def open_lists(path: Path) -> tuple[InvertedLists, int]:
             arrays[name] = array.reshape(entry["shape"])
         prefix = int(arrays.pop("prefix")[0])
         crc = int(arrays.pop("crc")[0])
-        lists = InvertedLists(prefix=prefix, **arrays)
+        lists = InvertedLists(prefix=prefix, is_l2=False, **arrays)
         M, K, _ = lists.codebooks.shape
-        names, ends, blocks, starts, members = lists.arrays[3:8]
+        names, ends, blocks, starts, members = lists.arrays[4:9]
         rows = int(ends[-1])
         is_consistent = (
             [array.dtype for array in (lists.codebooks, names, ends, blocks)]

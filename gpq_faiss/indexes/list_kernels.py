@@ -56,6 +56,7 @@ class Lists(NamedTuple):
 
     Attributes:
         codebooks: float32 [d, M, K].
+        is_l2: whether a score is the negative squared distance, and not the inner product.
         prefix: P, the number of codewords that name a sub-list.
         first: int64 [lists + 1].
         names: uint8 [sub-lists, 2]; the first two codewords, if there are two, are in the first
@@ -68,6 +69,7 @@ class Lists(NamedTuple):
     """
 
     codebooks: Floats
+    is_l2: bool
     prefix: int
     first: Ids
     names: Codes
@@ -134,7 +136,7 @@ def _new_queries(lists: Lists, G: Number, room: Number) -> Queries:
 
 
 @inner
-def _fill_lut(query: Floats, codebooks: Floats, lut: Floats) -> Number:
+def _fill_lut(query: Floats, codebooks: Floats, is_l2: Number, lut: Floats) -> Number:
     """Fill the LUT of a query, and return a bound of the absolute value of all scores.
 
     The bound is infinite if an entry of the LUT is not finite.
@@ -146,8 +148,12 @@ def _fill_lut(query: Floats, codebooks: Floats, lut: Floats) -> Number:
     for j in range(d):
         for m in range(M):
             x = query[m * d + j]
-            for k in range(K):
-                lut[m, k] += x * codebooks[j, m, k]
+            if is_l2:
+                for k in range(K):
+                    lut[m, k] -= (x - codebooks[j, m, k]) * (x - codebooks[j, m, k])
+            else:
+                for k in range(K):
+                    lut[m, k] += x * codebooks[j, m, k]
     size = np.float32(0)
     for m in range(M):
         largest = np.float32(0)
@@ -172,13 +178,14 @@ def _begin(lists: Lists, queries: Queries, g: Number, query: Floats, threshold: 
     """Fill the state of a query except its quantised LUT, and return whether scores are finite."""
     P, lut, name_lut = lists.prefix, queries.luts[g], queries.name_luts[g]
     M, K = lut.shape
-    size = _fill_lut(query, lists.codebooks, lut)
+    size = _fill_lut(query, lists.codebooks, lists.is_l2, lut)
     margin = np.float32((2 * M + 8) * _EPS) * size
     best_name = np.float32(-np.inf)
     for name in range(256 if P == 4 else 16):
         name_lut[name] = 0
         if P == 4:
-            name_lut[name] = lut[3, name >> 4] + lut[2, name & 15]
+            exists = max(name >> 4, name & 15) < K
+            name_lut[name] = lut[3, name >> 4] + lut[2, name & 15] if exists else -np.inf
         elif P % 2:
             name_lut[name] = lut[P - 1, name] if name < K else -np.inf
         best_name = max(best_name, name_lut[name])
@@ -421,8 +428,9 @@ def _first_threshold(lists: Lists, queries: Queries, g: Number, sublist: Number)
             best += largest
             span += largest - smallest
     sampled = block, end, max(np.int64(1), (end - block) // (k + 8))
-    # With a quarter of the span, a distance of at most 63 becomes one of at most 252. So if a round
-    # counts enough codes, the next one does so for low = 0.
+    # `low` and `high` are added to each distance: so many less than 254 may a counted one be. The
+    # span is quartered while k codes are within 63, which are within 252 of the next span, so that
+    # low = 0 counts k codes.
     smallest_span, low, high = span / np.float32(1 << 20), np.int64(0), np.int64(191)
     while True:
         factor = np.float32(254 - M) / span  # all codes are within 254, as rounding adds up to M

@@ -175,6 +175,7 @@ class InvertedLists:
         blocks: Codes,
         starts: NDArray[Any],
         members: NDArray[Any],
+        is_l2: bool = False,
     ) -> None:
         self.codebooks = codebooks
         self.n = self.ntotal = len(members)
@@ -183,16 +184,17 @@ class InvertedLists:
         arrays = np.append(first, len(names)), names, ends, blocks, starts, members
         for array in (transposed, *arrays):
             array.flags.writeable = False  # as mapped ones are, so that loops are compiled once
-        self.arrays = Lists(transposed, prefix, *arrays, _NO_MASK)
+        self.arrays = Lists(transposed, is_l2, prefix, *arrays, _NO_MASK)
 
     @classmethod
-    def build(cls, codes: Codes, ids: Ids, Z: Floats) -> Self:
+    def build(cls, codes: Codes, ids: Ids, Z: Floats, *, is_l2: bool = False) -> Self:
         """Sort checked codes into lists.
 
         Args:
             codes: uint8 [n, code_size]. Codes that are in the order of lists are not sorted again.
             ids: int64 [n], each once.
             Z: codebooks, float32 [M, K, d].
+            is_l2: whether a score is the negative squared distance, and not the inner product.
 
         Raises:
             DataError: there are no codes.
@@ -209,7 +211,7 @@ class InvertedLists:
             starts = starts[:0]
         starts = starts.astype(number_type(len(ids)))
         members = ids.astype(number_type(int(ids.max()), int(ids.min())))
-        return cls(Z, prefix, names, ends, blocks_of(distinct), starts, members)
+        return cls(Z, prefix, names, ends, blocks_of(distinct), starts, members, is_l2)
 
     def search(self, xq: Floats, k: int, *, threads: int | None = None) -> tuple[Floats, Ids]:
         """Return the k best items of each query.
@@ -299,7 +301,8 @@ class InvertedLists:
     def positions(self, ids: Ids) -> Ids:
         """Return the position of each id among the members, int64 [m]; -1 if it is not there."""
         order, ordered = self._by_id
-        ranks = np.searchsorted(ordered, ids).clip(max=self.n - 1)
+        # Numbers of one type, as searchsorted would copy all ids for others.
+        ranks = np.searchsorted(ordered, ids.clip(ordered[0], ordered[-1]).astype(ordered.dtype))
         positions: Ids = np.where(ordered[ranks] == ids, order[ranks], -1)
         if len(self.arrays.mask):
             positions[~self.arrays.mask[positions]] = -1
@@ -328,10 +331,13 @@ class InvertedLists:
         if 0 < ntotal * _SPARSE <= self.n:
             positions = np.flatnonzero(mask)
             ids = self.arrays.members[positions].astype(np.int64)
-            return self.build(self.codes(positions), ids, self.codebooks)
-        mask.flags.writeable = False
+            codes = self.codes(positions)
+            return self.build(codes, ids, self.codebooks, is_l2=self.arrays.is_l2)
+        ends = self.arrays.ends if ntotal else np.zeros_like(self.arrays.ends)  # nothing to scan
+        for array in (mask, ends):
+            array.flags.writeable = False
         lists = copy.copy(self)
-        lists.arrays = self.arrays._replace(mask=mask)
+        lists.arrays = self.arrays._replace(mask=mask, ends=ends)
         lists.ntotal = ntotal
         return lists
 

@@ -61,7 +61,7 @@ def open_index(source: Any, *, changes: bool = True) -> Index:
     with reading(path, _EXPECTED):
         if kind == "faiss":
             index = _with_items(_from_faiss(read_index(path), str(path)), path)
-        elif kind == "codes":
+        elif kind == "rows":
             index = _from_codes(path)
         elif kind == "lists":
             lists, crc = open_lists(path)
@@ -72,7 +72,7 @@ def open_index(source: Any, *, changes: bool = True) -> Index:
 
 
 def file_kind(path: Path) -> str:
-    """Return the kind of a file by its content: ``faiss``, ``lists`` or ``codes``.
+    """Return the kind of a file by its first bytes: ``faiss``, ``lists`` or ``rows`` (any HDF5).
 
     For a file of another kind the result describes its content, for errors.
 
@@ -80,7 +80,7 @@ def file_kind(path: Path) -> str:
         DataError: the path is missing, or is not a file.
     """
     form, _ = file_form(path, _EXPECTED)
-    kinds = {"a Faiss index": "faiss", "a safetensors file": "lists", "hdf5": "codes"}
+    kinds = {"a Faiss index": "faiss", "a safetensors file": "lists", "hdf5": "rows"}
     return kinds.get(form, form)
 
 

@@ -81,19 +81,26 @@ class Catalogue:
                 table[name].append(id_)
         return {name: np.array(sorted(table[name])) for name in sorted(table) if table[name]}
 
+    def _ids_of(self, names: Sequence[str]) -> list[Ids]:
+        """Return the ids int64 [n] of the items with each label; without names: with any label.
+
+        Raises:
+            DataError: a label is unknown.
+        """
+        table = self.labels(self.live.index)  # once, as another thread may change the index
+        for name in names:
+            if name not in table:
+                raise DataError(f"no item has the label {name[:100]!r}")
+        return [table[name] for name in names or table]
+
     def with_labels(self, names: Sequence[str]) -> Ids:
         """Return the ids of all items with at least one of these labels.
 
         Raises:
             DataError: a label is unknown.
         """
-        ids = [np.empty(0, np.int64)]
-        for name in names:
-            table = self.labels(self.live.index)
-            if name not in table:
-                raise DataError(f"no item has the label {name[:100]!r}")
-            ids.append(table[name])
-        return np.unique(np.concatenate(ids))
+        columns = self._ids_of(names) if names else []
+        return np.unique(np.concatenate([np.empty(0, np.int64), *columns]))
 
     def sample(self, k: int, names: Sequence[str]) -> list[int]:
         """Return the ids of up to ``k`` items, taken from the labels in round robin.
@@ -104,13 +111,12 @@ class Catalogue:
         Raises:
             DataError: a label is unknown.
         """
-        self.with_labels(names)
-        table = self.labels(self.live.index)
-        if not table:
+        columns = self._ids_of(names)
+        if not columns:
             blocks = self.live.index.blocks(k)
             return list(itertools.islice((id_ for _, ids in blocks for id_ in ids.tolist()), k))
-        columns = [table[name][:k].tolist() for name in names or table]
-        ids_in_turn = itertools.chain.from_iterable(itertools.zip_longest(*columns))
+        rounds = itertools.zip_longest(*(column[:k].tolist() for column in columns))
+        ids_in_turn = itertools.chain.from_iterable(rounds)
         return [id_ for id_ in dict.fromkeys(ids_in_turn) if id_ is not None][:k]
 
     # Pictures -----------------------------------------------------------------------------------

@@ -81,6 +81,8 @@ class LiveIndex(Closing):
         with self._lock:
             assert self._writer is not None
             number = self._next_id if id_ is None else id_
+            if number >= 1 << 63:
+                raise HTTPException(409, "the largest possible id is in use: give an id")
             is_used = self.index.code_of(number) is not None
             if is_used and code is not None:
                 raise HTTPException(
@@ -139,7 +141,7 @@ class LiveIndex(Closing):
                     self._writer = ChangeWriter(self.path, size, index.fingerprint)
                 if self._writer is not None:
                     changes = self._writer.changes
-                    largest_ids = (int(ids.max()) for _, ids in index.blocks())
+                    largest_ids = (int(lists.arrays.members.max()) for lists in index.segments)
                     ids = [self._next_id - 1, *largest_ids, *changes.by_id]
                     self._next_id = max(ids) + 1
                 else:

@@ -142,7 +142,7 @@ def _open(path: Path, model: ModelHeader, stack: contextlib.ExitStack) -> _Sourc
         DataError: the file is missing, damaged, empty, or of another kind.
         MismatchError: it is of another model, or has other codebooks.
     """
-    if file_kind(path) == "codes" and not changes_path(path).exists():
+    if file_kind(path) == "rows" and not changes_path(path).exists():
         rows = RowReader(path, model_fingerprint=model.model_fingerprint)
         return _RowFile(stack.enter_context(rows), model)
     opened = stack.enter_context(open_index(path))

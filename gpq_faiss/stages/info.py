@@ -51,7 +51,7 @@ def info(path: str | Path) -> dict[str, Any]:
 def _file(path: Path) -> dict[str, Any]:
     """Describe a file of any kind."""
     kind = file_kind(path)
-    if kind == "codes":
+    if kind == "rows":
         return _rows(path)
     if kind in ("faiss", "lists"):
         return _index(path)

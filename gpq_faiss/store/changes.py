@@ -231,12 +231,9 @@ class ChangeWriter(Closing):
                 f"{self.path} was deleted or replaced while the service runs: no further change is "
                 "accepted; put the file back, and restart the service"
             )
-        try:
-            with self._db:
-                self._db.execute("BEGIN IMMEDIATE")
-                self._db.executemany("REPLACE INTO changes VALUES (?, ?, ?, ?, ?)", rows)
-        except sqlite3.Error as error:
-            raise DataError(f"cannot write {self.path}: {one_line(error)}") from error
+        with writing(self.path), self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.executemany("REPLACE INTO changes VALUES (?, ?, ?, ?, ?)", rows)
         self.changes = self.changes._replace(number=number)
         written = {id_: Change(number, *change) for id_, change in changes.items()}
         self.changes.by_id.update(written)

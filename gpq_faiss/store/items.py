@@ -10,7 +10,6 @@ which change of a service the index contains.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import sqlite3
 from collections import Counter
@@ -43,7 +42,7 @@ Row = tuple[int, str | None, str | None, str | None]
 class Item:
     """Texts of an item by column (``name``: its path or key), and its labels in alphabetical order.
 
-    Labels are None where they are unknown, and empty where the item is known to have none.
+    Labels are None where they are unknown, as are those of an unlabelled item.
     """
 
     texts: dict[str, str]
@@ -153,20 +152,14 @@ def write_items(path: Path, rows: Iterable[Row], description: IndexDescription) 
     """Write an items file to a new, temporary path.
 
     Raises:
-        OSError: writing fails; :func:`..files.atomic_path` explains it.
+        sqlite3.Error: writing fails; :func:`..files.atomic_path` explains it.
     """
-    try:
-        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
-            # The file is a temporary one until all of it is on disk.
-            db.executescript(
-                "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; BEGIN;" + _SCHEMA
-            )
-            db.execute("INSERT INTO about VALUES (?, ?, ?, ?, ?)", description)
-            db.executemany("INSERT OR REPLACE INTO items VALUES (?, ?, ?, ?)", rows)
-            db.execute("COMMIT")
-    except sqlite3.Error as error:
-        is_full = error.sqlite_errorcode == sqlite3.SQLITE_FULL
-        raise (OSError(errno.ENOSPC, "") if is_full else OSError(str(error))) from error
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        # The file is a temporary one until all of it is on disk.
+        db.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; BEGIN;" + _SCHEMA)
+        db.execute("INSERT INTO about VALUES (?, ?, ?, ?, ?)", description)
+        db.executemany("INSERT OR REPLACE INTO items VALUES (?, ?, ?, ?)", rows)
+        db.execute("COMMIT")
 
 
 class Items(ItemSource):
@@ -183,8 +176,9 @@ class Items(ItemSource):
         self.path = Path(path)
         uri = f"{self.path.absolute().as_uri()}?mode=ro"
         with self._explained():
-            # SQLite itself lets one thread after the other use a connection.
-            self._db = sqlite3.connect(uri, uri=True, check_same_thread=False)
+            # SQLite lets one thread after the other use a connection, but not Python's cache of
+            # statements (CPython issue 118172).
+            self._db = sqlite3.connect(uri, uri=True, check_same_thread=False, cached_statements=0)
             self.description = IndexDescription(*self._db.execute("SELECT * FROM about").fetchone())
         self.data_fingerprint = self.description.data
 
@@ -259,7 +253,7 @@ class RowItems(ItemSource):
             distinct, inverse = np.unique(reader.labels[start:stop], axis=0, return_inverse=True)
             classes = np.array(reader.header.class_names, dtype=object)
             flags = np.unpackbits(distinct, axis=1, count=len(classes)).astype(bool)
-            encoded = [as_json(sorted(classes[row])) for row in flags]
+            encoded = [as_json(sorted(classes[row])) if row.any() else None for row in flags]
             labels = [encoded[number] for number in inverse.tolist()]
         return list(zip(reader.ids[start:stop].tolist(), names, labels, columns, strict=True))
 

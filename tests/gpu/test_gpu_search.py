@@ -208,7 +208,7 @@ def test_unfit_queries_arguments_and_sources_are_one_line_errors(target, monkeyp
         with pytest.raises(error, match=match):
             call()
     monkeypatch.setattr(device_index, "MAX_ROWS", 1)  # what a key can tell apart
-    with pytest.raises(DataError, match="300 codes: an index on a device has at most 1"):
+    with pytest.raises(DataError, match="300 codes: an index on a device has 1 to 1"):
         to_gpu(source, "cpu")
 
 

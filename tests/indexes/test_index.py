@@ -174,16 +174,17 @@ def test_indexes_share_nothing_that_changes():
 # L2 -----------------------------------------------------------------------------------------------
 
 
-def l2_index(bits, n=400, M=4, d=16):
+def l2_index(bits, n=400, M=4, d=16, centre=0):
     index = faiss.IndexPQ(d, M, bits)
-    index.train(queries(600, d, seed=5))
-    index.add(queries(n, d, seed=6))
+    index.train(queries(600, d, seed=5) + centre)
+    index.add(queries(n, d, seed=6) + centre)
     return index
 
 
 @pytest.mark.parametrize("bits", [4, 5, 6, 7, 8])
-def test_l2_equals_brute_force_and_faiss(bits):
-    plain, xq = l2_index(bits), queries(5, 16)
+@pytest.mark.parametrize("centre", [0, 1000])
+def test_l2_equals_brute_force_and_faiss(bits, centre):
+    plain, xq = l2_index(bits, centre=centre), queries(5, 16) + np.float32(centre)
     index = open_index(plain)
     decoded = plain.reconstruct_n(0, plain.ntotal)
     exact = np.square(xq[:, None].astype(np.float64) - decoded[None]).sum(axis=2)

@@ -84,9 +84,10 @@ def test_items_in_sqlite(values):
 @given(ITEMS)
 def test_items_in_a_codes_file(values):
     items = {
-        number: item(name, title, labels or []) for number, (name, title, labels) in values.items()
+        number: item(name, title, labels or None)
+        for number, (name, title, labels) in values.items()
     }
-    flags = [[name in value.labels for name in CLASSES] for value in items.values()]
+    flags = [[name in (value.labels or ()) for name in CLASSES] for value in items.values()]
     names = as_texts(value.name or "" for value in items.values())
     texts = {"name": names, "title": as_texts(value.texts["title"] for value in items.values())}
     ids = np.array([*items], np.int64)
