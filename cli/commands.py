@@ -381,12 +381,11 @@ def search(
       gpq search model index.faiss digits --rows 0:8 --images digits --out ranked.png
     """
     from gpq_faiss.ids import read_ids
-    from gpq_faiss.stages.search import open_queries
 
     name: Any = common.output_form(form, out, overwrite)
     if (name in ("parquet", "png") and out is None) or (name == "png" and images is None):
         raise UsageError(f"--format {name} needs --out FILE, and png --images DATA of the index")
-    dataset = open_queries(queries, **data_args)
+    dataset = gpq.open_data(queries, **data_args)
     result = gpq.search(
         gpq.open_encoder(model, device),
         queries=dataset,

@@ -133,7 +133,10 @@ def output_form(form: str | None, out: str | None, overwrite: bool) -> str:
         check_output(out, overwrite=overwrite)
     ctx = click.get_current_context()
     option = next(option for option in ctx.command.params if option.name == "form")
-    chosen = form or ENDINGS.get(Path(out or "").suffix.lower(), "text")
+    ending = Path(out or "").suffix.lower()
+    if form is None and ending not in {*ENDINGS, ".txt", ""}:
+        raise UsageError(f"--out {out}: no format ends in {ending}: write another, or use --format")
+    chosen = form or ENDINGS.get(ending, "text")
     return str(option.type.convert(chosen, option, ctx))
 
 

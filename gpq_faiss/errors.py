@@ -100,6 +100,11 @@ def unknown(subject: str, name: str, choices: Iterable[str]) -> str:
     return f"{subject} is unknown: {advice}"
 
 
+def shown(name: str) -> str:
+    """Return a name for a one-line message: escaped if it contains line breaks or invalid UTF-8."""
+    return name if name.isprintable() else ascii(name)
+
+
 def one_line(error: BaseException, limit: int = 160) -> str:
     """Return the message of any exception as one short line."""
     return " ".join(str(error).split())[:limit].rstrip(".: ") or type(error).__name__

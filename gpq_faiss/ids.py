@@ -55,3 +55,21 @@ def read_ids(ids: Any, source_name: str = "ids") -> NDArray[np.int64]:
     lines = read_text(path, f"{source_name}, one whole number per line,").splitlines()
     words = [word for line in lines for word in line.partition("#")[0].split()]
     return whole_numbers(words, f"{source_name}: {path}")
+
+
+def read_rows(
+    path: str, ids: NDArray[np.int64], option: str, allowed: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """Return the rows of the items whose ids a file lists: ``.npy``, or text with one per line.
+
+    Raises DataError: an id is not in the data, or its row is not ``allowed``.
+    """
+    listed = np.unique(read_ids(path, option))
+    rows = np.flatnonzero(np.isin(ids, listed) & allowed)
+    wrong = np.setdiff1d(listed, ids[rows])
+    if len(wrong) or not len(listed):
+        raise DataError(
+            f"{option} {path}: the ids {wrong[:5].tolist()} ({len(wrong):,} of {len(listed):,}) "
+            "are unknown, unlabelled or have another role: leave them out"
+        )
+    return rows

@@ -2,7 +2,6 @@
 is a module.
 """
 
-import ast
 import inspect
 import pkgutil
 import subprocess
@@ -28,17 +27,7 @@ def test_every_public_name_is_a_documented_function_or_class():
         if name != "__version__":
             assert callable(value), name
             assert inspect.getdoc(value), name
-    # Type checkers see the same names.
-    stub = ast.parse((ROOT / "gpq_faiss" / "__init__.pyi").read_text())
-    typed = {
-        alias.asname: node.module
-        for node in stub.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    assert typed == gpq._MODULES
-    assert set(gpq.__all__) == {*typed, "__version__"}
-    # And the wheel has every package.
+    # The wheel has every package.
     files = (ROOT / "gpq_faiss").rglob("__init__.py")
     packages = {".".join(file.parent.relative_to(ROOT).parts) for file in files}
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())

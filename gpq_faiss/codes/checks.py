@@ -20,14 +20,26 @@ NORM_TOLERANCE = 1e-4
 """Largest deviation of a codeword's norm from 1."""
 
 
+def to_numpy(value: Any) -> Any:
+    """Return a tensor, a sparse or a masked array (masked: None) as an array; other objects
+    unchanged."""
+    value = value.toarray() if hasattr(value, "toarray") else value  # sparse, of scipy
+    value = np.array(value.tolist(), object) if np.ma.is_masked(value) else value
+    if not hasattr(value, "detach"):
+        return np.asarray(value) if isinstance(value, np.ndarray) else value
+    value = value.detach().cpu().to_dense()
+    # Numpy lacks bfloat16 and floats of 8 bits.
+    return (value if hasattr(np, str(value.dtype)[len("torch.") :]) else value.float()).numpy()
+
+
 def as_array(x: Any, name: str) -> NDArray[Any]:
-    """Return ``x`` as an array.
+    """Return ``x``, also a tensor, as an array.
 
     Raises:
         DataError: it is not an array, for example because its rows have different lengths.
     """
     try:
-        return np.asarray(x)
+        return np.asarray(to_numpy(x))
     except (ValueError, TypeError, OverflowError) as error:
         raise DataError(f"{name}: not an array of numbers ({one_line(error)})") from None
 

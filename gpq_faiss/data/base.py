@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..codes.checks import named_rows
-from ..errors import DataError, one_line
+from ..errors import DataError, one_line, shown
 from ..files import content_of, fingerprint
 from ..progress import stage
 from ..store.hdf5 import Texts, as_texts
-from .images import resize_square, shown, to_pixels
+from .images import resize_square, to_pixels
 from .labels import Labels, Rows
 from .tables import Matrix
 
@@ -39,6 +39,7 @@ class Dataset(ABC):
             ``file_hash`` a hash of its file.
         label_source: where the labels are from, and how they belong to the items, for the log.
         notes: lines of the log on what was understood.
+        table: the :class:`.tables.Table` that the items are rows of, while the data set is opened.
         max_bad: fraction of unreadable images that is no error.
         bad: row of an unreadable image -> its name, and why. Thread-safe.
     """
@@ -51,6 +52,7 @@ class Dataset(ABC):
     texts: dict[str, Texts] = field(default_factory=dict, repr=False)
     label_source: tuple[str, str] = ("labels", "in the order of the items")
     notes: list[str] = field(default_factory=list)
+    table: Any = field(default=None, repr=False)
     max_bad: float = 0.01
     bad: dict[int, str] = field(default_factory=dict, repr=False)
 
@@ -79,8 +81,8 @@ class Dataset(ABC):
         """Return the labels. Raises DataError: no item has one."""
         if self.labels is None or not self.labels.has().any():
             raise DataError(
-                f"{self.name}: no item has a label: give labels with --labels FILE (the table of "
-                "the data, too, if it has 0 and 1 of each class), or their column with --read "
+                f"{self.name}: no item has a label: give labels with --labels FILE (this file, if "
+                "its table has a column of 0 and 1 for each class), or their column with --read "
                 "label_column=NAME"
             )
         return self.labels
@@ -92,8 +94,8 @@ class Dataset(ABC):
         self.bad.setdefault(i, f"{name}: {reason}")
         if len(self.bad) > self.max_bad * len(self):
             raise DataError(
-                f"{self.bad_summary()}; above the limit of {100 * self.max_bad:g} %: repair them, "
-                "or raise --read max_bad"
+                f"{self.bad_summary()}; above the limit of {100 * self.max_bad:g} %: repair them"
+                + ", or raise --read max_bad" * (self.max_bad > 0)
             )
 
     def bad_summary(self) -> str:

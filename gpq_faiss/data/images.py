@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from ..codes import checks
-from ..errors import DataError, one_line
+from ..codes.checks import to_numpy
+from ..errors import DataError, one_line, shown
 
 IMAGE_SUFFIXES = frozenset(
     [
@@ -42,11 +43,6 @@ _REASONS: dict[type[Exception], str] = {
 }
 ENCODED = (str, os.PathLike, bytes, bytearray, Image.Image)
 """Types of images that :func:`decode_image` takes."""
-
-
-def shown(name: str) -> str:
-    """Return a name for a one-line message: escaped if it contains line breaks or invalid UTF-8."""
-    return name if name.isprintable() else ascii(name)
 
 
 def is_image_name(name: str) -> bool:
@@ -128,24 +124,12 @@ def resize_square(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
 # Items in memory, for a network -------------------------------------------------------------------
 
 
-def without_gradient(value: Any) -> Any:
-    """Return a tensor, a sparse or a masked array (masked: None) as an array; other objects
-    unchanged."""
-    value = value.toarray() if hasattr(value, "toarray") else value  # sparse, of scipy
-    value = np.array(value.tolist(), object) if np.ma.is_masked(value) else value
-    if not hasattr(value, "detach"):
-        return np.asarray(value) if isinstance(value, np.ndarray) else value
-    value = value.detach().cpu().to_dense()
-    # Numpy lacks bfloat16 and floats of 8 bits.
-    return (value if hasattr(np, str(value.dtype)[len("torch.") :]) else value.float()).numpy()
-
-
 def as_array(value: Any, location: str) -> NDArray[Any]:
     """Convert an array, tensor, or list of them, to an array of numbers. Raises DataError: not
     numbers.
     """
-    items = [without_gradient(x) for x in value] if isinstance(value, list | tuple) else value
-    array = checks.as_array(without_gradient(items), location)
+    items = list(map(to_numpy, value)) if isinstance(value, list | tuple) else value
+    array = checks.as_array(items, location)
     if array.dtype.kind not in "fiu":
         raise DataError(
             f"{location}: {type(value).__name__} of {array.dtype} is not an array of numbers, nor "
@@ -167,9 +151,10 @@ def to_pixels(value: Any, location: str) -> NDArray[np.uint8]:
     is_unit = array.dtype.kind == "f" and array.size and array.min() >= 0 and array.max() <= 1
     if not is_image or not (is_unit or array.dtype == np.uint8):
         raise DataError(
-            f"{location}: {array.dtype} {list(np.shape(value))}, expected uint8, or floats from 0 "
-            "to 1, [H, W], [H, W, C], [C, H, W] with 1 or 3 channels, or a batch of these; vectors "
-            "are [N, width]"
+            f"{location}: {array.dtype} {list(np.shape(value))} from {array.min(initial=0):g} to "
+            f"{array.max(initial=0):g}, expected uint8, or floats from 0 to 1 (not normalised), "
+            "[H, W], [H, W, C], [C, H, W] with 1 or 3 channels, or a batch of these; vectors are "
+            "[N, width]"
         )
     rgb = np.broadcast_to(array, (*array.shape[:2], 3))
     return np.ascontiguousarray(np.round(rgb * 255) if is_unit else rgb, dtype=np.uint8)

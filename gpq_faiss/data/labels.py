@@ -21,9 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..codes.checks import named_rows
+from ..codes.checks import named_rows, to_numpy
 from ..errors import DataError, UsageError, errors_of
-from .images import without_gradient
 
 MAX_CLASSES = 65_535
 """Maximum number of classes; more are probably ids given as labels."""
@@ -250,7 +249,7 @@ def labels_of(values: Any, source: str) -> Labels:
         DataError: values of another form.
         UsageError: not a sequence.
     """
-    values = values.to_pylist() if hasattr(values, "to_pylist") else without_gradient(values)
+    values = values.to_pylist() if hasattr(values, "to_pylist") else to_numpy(values)
     if isinstance(values, Labels):
         return values
     if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__iter__"):
@@ -365,6 +364,10 @@ def label_notes(labels: Labels, source: tuple[str, str]) -> list[str]:
             single == 1 and alone.any(),
             f"the first item alone has {labels.class_names[int(alone.argmax())]!r}"
             ": is it a header?",
+        ),
+        (
+            len(counts) == 1 and not labels.has().all(),
+            f"{labels.class_names[0]!r} is the only class; -1 and empty labels mean none",
         ),
         (
             single > 2 and 2 * single > len(counts),

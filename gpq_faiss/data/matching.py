@@ -22,6 +22,19 @@ from .standard import part_of
 from .tables import NUMBER, Options, Table, frame_table, open_tables, read_records, usual
 
 
+def aligned(values: Any, index: Any) -> Any:
+    """Return a Series or a frame of pandas in the order of ``index``, that of the items' frame, if
+    it has this index or a part of it; other values unchanged."""
+    is_part = (
+        hasattr(values, "iloc")
+        and index is not None
+        and index.is_unique
+        and values.index.is_unique
+        and {*values.index} <= {*index}
+    )
+    return values.reindex(index).reset_index(drop=True) if is_part else values
+
+
 def with_names(dataset: Dataset, names: Any) -> Dataset:
     """Return a data set with other names: the names, or a file with a name in each line, or with a
     table that has a column of names.
@@ -69,23 +82,14 @@ def with_labels(dataset: Dataset, labels: Any, o: Options, index: Any = None) ->
         source, labels = files[0].name, _read_column(files, "labels")
     elif isinstance(labels, tuple | Iterator | ItemsView):
         labels = list(labels)
-    is_pandas = hasattr(labels, "iloc")
-    if (
-        is_pandas
-        and index is not None
-        and not dataset.has_ids
-        and index.is_unique
-        and labels.index.is_unique
-        and {*labels.index} <= {*index}
-    ):
-        labels = labels.reindex(index).reset_index(drop=True)
+    labels = labels if dataset.has_ids else aligned(labels, index)
     if _are_pairs(labels):
         labels = _pairs_table("labels", labels)
     elif _is_table(labels, o):
         labels = frame_table(labels)
     elif isinstance(labels, Mapping):
         labels = _pairs_table("labels", [*labels.items()])
-    elif is_pandas and labels.index.tolist() != [*range(len(dataset))]:
+    elif hasattr(labels, "iloc") and labels.index.tolist() != [*range(len(dataset))]:
         key = usual("items", [labels.index.name]) or ("id" if dataset.has_ids else "index")
         labels = _pairs_table("labels", [*labels.items()], key)
     if isinstance(labels, Table):
@@ -218,7 +222,7 @@ class _KeyColumn:
 
     @cached_property
     def are_texts(self) -> bool:
-        """Whether any of the keys is no number, as ``0012`` is none."""
+        """Whether any of the keys is not a plain number; ``0012`` counts as a text."""
         return any(
             not NUMBER.fullmatch(key) or re.match("0[0-9]", key) for key in self.different_keys
         )
@@ -245,6 +249,16 @@ def _key_columns(table: Table, o: Options) -> list[_KeyColumn]:
         )
         for name in names
     ]
+
+
+def _with_shared_names(dataset: Dataset, columns: Sequence[_KeyColumn]) -> Dataset:
+    """Return a data set without ids and names with the names in a column that its table shares with
+    a table of labels, such as ``sku``."""
+    is_named = dataset.table is None or dataset.has_ids or "name" in dataset.texts
+    for column in [c for c in columns if not is_named and c.name in dataset.table.kinds]:
+        if len({*(names := dataset.table.texts(column.name))}) == len(names):
+            return with_names(dataset, names)
+    return dataset
 
 
 def _item_keys(dataset: Dataset) -> dict[str, dict[str, int]]:
@@ -385,13 +399,14 @@ def _in_order(
         method = "in their order" + ", as no column names ids" * (len(table.kinds) > 1)
     elif (
         dataset.has_ids
+        or dataset.kind == "images"
         or "name" in dataset.texts
         or column.rank < 0
         or table.source == "labels"
         or len(column.keys) != n
     ):
         raise DataError(
-            f"{source}: no key of a label in {column.name!r} is an id or name of the data (it has "
+            f"{source}: no key of a label in {column.name!r} is an id or name of one item (it has "
             f"{column.keys[:1]}, the data {dataset.texts.get('name', dataset.ids)[:1].tolist()}): "
             "give those of the data with --read names=FILE or ids=FILE, another column with --read "
             "id_column=NAME, or labels in the order of the items (labels.to_numpy() of pandas)"
@@ -412,6 +427,7 @@ def _matched(dataset: Dataset, table: Table, o: Options, source: str) -> Dataset
         DataError: it is unclear which rows are of which items.
     """
     labels, columns, n = table.labels(o), _key_columns(table, o), len(dataset)
+    dataset = _with_shared_names(dataset, columns)
     other_names = [
         column
         for column in columns
@@ -426,7 +442,11 @@ def _matched(dataset: Dataset, table: Table, o: Options, source: str) -> Dataset
     by_name = sorted((c for c in columns if c.rank), key=lambda column: -column.rank)
     item_keys = _item_keys(dataset)
     matches = [*_matches(columns, item_keys)]
-    if not matches and not dataset.has_ids and not other_names:
+    # Names in a short form, also those of several items.
+    stems = {shorten(name) for name in dataset.texts.get("name", ()) for shorten in _WAYS.values()}
+    if not (matches or dataset.has_ids or other_names) and all(
+        stems.isdisjoint(map(_number, column.keys)) for column in by_name
+    ):
         item_keys = {"row number": {str(row): row for row in range(n)}}
         matches = [*_matches(by_name, item_keys)]
     match = max(matches, key=lambda match: match.quality, default=None)
@@ -458,8 +478,7 @@ def _matched(dataset: Dataset, table: Table, o: Options, source: str) -> Dataset
         )
     if way == "row number":
         dataset.notes.append("ids are row numbers, from 0")
-    method = f"matched by {'id' if way == 'row number' else way} in {column.name!r}"
-    if other_keys:
-        method += f" ({len(other_keys):,} rows are of other items)"
+    rest = f" ({len(other_keys):,} rows are of other items)" * bool(other_keys)
+    method = f"matched by {'id' if way == 'row number' else way} in {column.name!r}{rest}"
     items = np.array([match.item_of.get(key, -1) for key in column.keys])
     return replace(dataset, labels=labels.of_items(items, n), label_source=(source, method))

@@ -14,19 +14,20 @@ from typing import Any
 
 import numpy as np
 
+from ..codes.checks import to_numpy
 from ..errors import DataError, UsageError, one_line, optional
 from ..files import cache_folder, content_of, fingerprint
 from ..ids import read_ids
 from ..inputs import ENDINGS, files_of, natural_order, read_text
 from .base import Dataset, FeatureDataset, ImageDataset, image_files, images_in_memory
-from .images import ENCODED, IMAGE_SUFFIXES, as_array, is_image_name, to_pixels, without_gradient
+from .images import ENCODED, IMAGE_SUFFIXES, as_array, is_image_name, to_pixels
 from .labels import (
     Labels,
     label_notes,
     labels_of,
     named,
 )
-from .matching import with_labels, with_names
+from .matching import aligned, with_labels, with_names
 from .standard import open_digits, open_folder, open_nuswide, open_published
 from .tables import Options, Table, frame_table, open_tables, usual
 
@@ -135,11 +136,12 @@ def open_list(path: str, o: Options) -> Dataset:
     nothing."""
     file = files_of(path)[0]
     lines = re.findall(
-        r"^[ \t]*(\S.*?)((?:[ \t]+-?\d+)*)[ \t]*$",
+        r"^[ \t]*([^\s#].*?)((?:[ \t]+-?\d+)*)[ \t]*$",
         read_text(file, "a list of images"),
         re.MULTILINE,
     )
-    paths, labels = np.array(lines, np.str_).reshape(-1, 2).T
+    has_header = bool(lines) and not is_image_name(lines[0][0]) and is_image_name(lines[-1][0])
+    paths, labels = np.array(lines[has_header:], np.str_).reshape(-1, 2).T
     return open_table(
         f"list:{path}",
         Table(str(file), {"image": paths, "label": labels}),
@@ -213,8 +215,10 @@ def open_hf(source: Any, o: Options, name: str = "", mark: str = "") -> Dataset:
     if isinstance(source, dict):
         parts = [source[split] for split in sorted(source, key=lambda name: (name == "test", name))]
         source = _by_datasets(name, lambda datasets: datasets.concatenate_datasets(parts))
-    if not hasattr(source, "data"):
-        raise DataError(f"{name} cannot be read by position: give a Dataset")
+    if not hasattr(source, "data") or source.format["type"] == "custom":
+        raise DataError(
+            f"{name} is a stream, or has a transform: give a Dataset, apply transforms by its map"
+        )
     data = source.data.table if source._indices is None else source.with_format("arrow")[:]
     if isinstance(source.features.get("json"), dict):  # of a WebDataset
         for field, values in zip(
@@ -247,7 +251,7 @@ def open_array(values: Any, o: Options) -> Dataset:
 
     Raises DataError: neither vectors nor images.
     """
-    array = as_array(without_gradient(values)[:], "the array")
+    array = as_array(values[:], "the array")
     if array.ndim < 3:
         return FeatureDataset(
             name="array",
@@ -286,7 +290,7 @@ def _targets(source: Any) -> tuple[Any, Any]:
     # Of ImageNet's classes, two are called crane.
     names = getattr(source, "wnids", getattr(source, "classes", None))
     return (
-        without_gradient(getattr(source, "targets", None)),
+        to_numpy(getattr(source, "targets", None)),
         list(names) if isinstance(names, Sequence) else None,
     )
 
@@ -330,7 +334,7 @@ def open_items(source: Any, o: Options) -> Dataset:
             "label_source": (name, "in its items"),
         }
     first = item(0)[0]
-    if not isinstance(first, ENCODED) and np.ndim(without_gradient(first)) == 1:
+    if not isinstance(first, ENCODED) and np.ndim(to_numpy(first)) == 1:
         return replace(
             open_array([item(i)[0] for i in range(len(paths))], o), name=name, **attributes
         )
@@ -353,7 +357,7 @@ def open_items(source: Any, o: Options) -> Dataset:
 # Forms --------------------------------------------------------------------------------------------
 
 
-_TABLE = "label_column keep image_column vectors root"
+_TABLE = "label_column id_column keep image_column vectors root"
 _SOURCES: dict[str, tuple[str, Callable[[Any, Options], Dataset], str]] = {
     "digits": ("", open_digits, ""),
     "cifar10": ("[:ROOT]", partial(open_published, name="cifar10"), ""),
@@ -433,12 +437,16 @@ def _opener(source: Any) -> tuple[str, Callable[[Any, Options], Dataset], str, o
         kind.__module__.partition(".")[0] for kind in type(source).__mro__
     }:
         return "a Hugging Face data set", open_hf, _TABLE, source
-    # Records, as of an API: dicts with a vector. Other dicts may hold images or tensors.
+    # Records, as of an API: dicts with a vector, or the path or bytes of an image.
     row = next(iter(source), None) if isinstance(source, list) else None
-    vector = row.get(usual("vectors", row)) if isinstance(row, Mapping) else None
-    if (isinstance(vector, list | np.ndarray) and np.ndim(vector) == 1) or (
-        hasattr(source, "__arrow_c_stream__") and not hasattr(source, "to_frame")
+    if isinstance(row, Mapping) and (
+        isinstance(row.get(usual("images", row)), str | bytes)
+        or np.ndim(to_numpy(row.get(usual("vectors", row)))) == 1
     ):
+        source = frame_table(
+            [{name: to_numpy(value) for name, value in row.items()} for row in source]
+        ).data
+    if hasattr(source, "__arrow_c_stream__") and not hasattr(source, "to_frame"):
         return "a table", partial(open_table, type(source).__name__), _TABLE, frame_table(source)
     # One column of pandas or polars, or an array of objects.
     is_column = hasattr(source, "to_frame") or (
@@ -446,7 +454,17 @@ def _opener(source: Any) -> tuple[str, Callable[[Any, Options], Dataset], str, o
     )
     if hasattr(source, "ndim") and not is_column:
         return "an array", open_array, "", source
-    return "a list of items", open_items, "", list(source) if is_column else source
+    items = list(source) if is_column else source
+    if isinstance(items, list) and {isinstance(item, str | os.PathLike) for item in items} == {
+        True
+    }:
+        return (
+            "a list of paths",
+            lambda paths, o: image_files("the paths", paths, paths, max_bad=o.max_bad),
+            "",
+            list(map(os.fspath, items)),
+        )
+    return "a list of items", open_items, "", items
 
 
 def open_data(
@@ -490,27 +508,33 @@ def open_data(
         raise UsageError(f"--read {wrong[0]} does not apply to {form}: use {', '.join(allowed)}")
     options = Options(
         **read
-        | {n: read[n].split(",") for n in ("keep", "vectors") if isinstance(read.get(n), str)}
+        | {
+            option: names.split(",") if isinstance(names, str) else list(map(str, names))
+            for option in ("keep", "vectors")
+            if (names := read.get(option)) is not None
+        }
     )
-    columns: dict[str, Any] = {
-        f"{name}_column": attached.pop(name)
-        for name, value in list(attached.items())
+    in_columns = [
+        name
+        for name, value in attached.items()
         if takes == _TABLE
         and isinstance(value, str)
-        and not os.path.splitext(value)[1]
-        and not os.path.exists(value)
-    }
-    if "label" in attached:  # the columns of labels and ids that are named are of these labels
-        columns = {"label_column": None, "id_column": None, "with_labels": False} | columns
-    dataset = opener(opened, replace(options, **columns))
-    if "id" in attached:
-        dataset = replace(dataset, ids=read_ids(without_gradient(attached["id"])))
-    if "name" in attached:
-        dataset = with_names(dataset, attached["name"])
-    if "label" in attached:
-        dataset = with_labels(
-            dataset, attached["label"], options, source.index if hasattr(source, "iloc") else None
+        and (
+            value in getattr(opened, "kinds", ())
+            or not (os.path.splitext(value)[1] or os.path.exists(value))
         )
+    ]
+    columns: dict[str, Any] = {f"{name}_column": attached.pop(name) for name in in_columns}
+    if "label" in attached:  # a column of labels that is named is of these labels
+        columns = {"label_column": None, "with_labels": False} | columns
+    dataset = opener(opened, replace(options, **columns))
+    index = source.index if hasattr(source, "iloc") else None
+    if "id" in attached:
+        dataset = replace(dataset, ids=read_ids(aligned(attached["id"], index)))
+    if "name" in attached:
+        dataset = with_names(dataset, aligned(attached["name"], index))
+    if "label" in attached:
+        dataset = with_labels(dataset, attached["label"], options, index)
     return source if isinstance(source, Dataset) and not attached else _completed(dataset)
 
 
@@ -534,4 +558,5 @@ def _completed(dataset: Dataset) -> Dataset:
         ),
         labels=labels,
         notes=notes,
+        table=None,
     )

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError, UsageError, errors_of
 from ..files import fingerprint, read_json, write_json
-from ..ids import read_ids
+from ..ids import read_rows
 from ..inputs import reading
 from .base import Dataset
 from .labels import Labels
@@ -109,22 +109,6 @@ def load_split(path: str | Path) -> Split:
 def _permuted(rows: Rows, seed: int, stream: int, c: int = 0) -> Rows:
     """Return ``rows`` in a random order that depends only on seed, purpose and class."""
     return np.random.default_rng([seed, stream, c]).permutation(rows)
-
-
-def read_rows(path: str, ids: NDArray[np.int64], option: str, allowed: NDArray[np.bool_]) -> Rows:
-    """Return the rows of the items whose ids a file lists: ``.npy``, or text with one per line.
-
-    Raises DataError: an id is not in the data, or its row is not ``allowed``.
-    """
-    listed = np.unique(read_ids(path, option))
-    rows = np.flatnonzero(np.isin(ids, listed) & allowed)
-    wrong = np.setdiff1d(listed, ids[rows])
-    if len(wrong) or not len(listed):
-        raise DataError(
-            f"{option} {path}: the ids {wrong[:5].tolist()} ({len(wrong):,} of {len(listed):,}) "
-            "are unknown, unlabelled or have another role: leave them out"
-        )
-    return rows
 
 
 def _choose(

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import DataError, one_line, optional
+from ..errors import DataError, one_line, optional, shown
 from ..files import cache_folder
 from ..inputs import read_text, reading
 from .base import ImageDataset, image_files, images_in_memory
-from .images import IMAGE_SUFFIXES, is_image_name, shown
+from .images import IMAGE_SUFFIXES, is_image_name
 from .labels import Labels, composed
 from .tables import Options
 

@@ -23,12 +23,12 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from ..codes.checks import named_rows
+from ..codes.checks import named_rows, to_numpy
 from ..errors import DataError, one_line, optional
 from ..ids import whole_numbers
 from ..inputs import file_form, natural_order, read_text, reading
 from ..store.hdf5 import Hdf5Array, Texts, as_texts, open_hdf5
-from .images import is_image_name, without_gradient
+from .images import is_image_name
 from .labels import NO, WHOLE, YES, Labels, Rows, labels_of, plain_text
 
 # Matrices -----------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ class Table:
             raise DataError(
                 f"{self.source} has no column {repr(name) if name else 'of a usual name'} (it has "
                 f"{', '.join(repr(column[:40]) for column in list(self.kinds)[:20])})"
-                f": name one with --read {option}"
+                f": name one with --read {option}, or write a header, if the first line is a row"
             )
         return name
 
@@ -316,9 +316,17 @@ class Table:
         their paths, which are the names.
         """
         label = o.label_column or (usual("labels", self.kinds) if o.with_labels else None)
-        ids = o.id_column or usual("ids", self.kinds.keys() - {label})
+        # Beside a table of labels, a column that is named may be of that table alone.
+        ids = (
+            o.id_column
+            if o.id_column in self.kinds or (o.id_column and o.with_labels)
+            else usual("ids", self.kinds.keys() - {label})
+        )
         name = o.name_column
-        attributes: dict[str, Any] = {"notes": []}
+        attributes: dict[str, Any] = {
+            "notes": [f"images are in column {images!r}"] * (images is not None),
+            "table": self,
+        }
         if label is not None:
             attributes |= {
                 "labels": self.labels(replace(o, label_column=label)),
@@ -327,14 +335,15 @@ class Table:
         if ids is not None:
             values = self.values(self.column(ids, "ids"))
             if (
-                o.id_column is None
-                and self.kinds[ids] == "text"
+                self.kinds[ids] == "text"
+                and not (o.id_column and o.with_labels)
                 and not all(WHOLE.fullmatch(plain_text(value)) for value in values)
             ):
+                name = name or (images if self.kinds.get(images or "") == "text" else ids)
                 attributes["notes"] += [
-                    f"{ids!r} holds texts: they are the names; ids are row numbers"
+                    f"{ids!r} holds texts{': they are the names' * (name == ids)}; ids are row "
+                    "numbers"
                 ]
-                name = name or ids
             else:
                 attributes["ids"] = whole_numbers(values, f"{self.source}: {ids!r}")
         unused = [
@@ -346,7 +355,6 @@ class Table:
             )
         ]
         name = name or (images if images in unused else usual("names", unused))
-        attributes["notes"] += [f"images are in column {images!r}"] * (images is not None)
         columns = {text: text for text in o.keep} | ({"name": name} if name else {})
         return attributes | {
             "texts": {
@@ -457,7 +465,7 @@ def open_tables(paths: Sequence[Path]) -> Table:
         "json": lambda path: _library("pyarrow.json", path).read_json(str(path)),
         "JSON of records": lambda path: frame_table(read_records(path)).data,
         "mat": lambda path: {
-            name: without_gradient(array)  # which may be sparse
+            name: to_numpy(array)  # which may be sparse
             for name, array in _library("scipy.io", path).loadmat(path, squeeze_me=True).items()
             if getattr(array, "shape", ())
         },
@@ -493,7 +501,7 @@ def open_tables(paths: Sequence[Path]) -> Table:
     }
     joined = {
         name: JoinedMatrix(arrays, paths)
-        if len(arrays[0].shape) > 1
+        if max(len(array.shape) for array in arrays) > 1
         else np.concatenate([array[:] for array in arrays])
         for name, arrays in parts.items()
         if len(arrays) > 1
@@ -621,7 +629,7 @@ def frame_table(source: Any) -> Table:
         data.rename_columns(
             [
                 "index"
-                if name in (data.schema.pandas_metadata or {}).get("index_columns", ())
+                if name in (data.schema.pandas_metadata or {}).get("index_columns", ())[:1]
                 and usual("keys", [name]) is None
                 else name
                 for name in data.schema.names

@@ -103,10 +103,11 @@ def evaluate(
     database = split.database[labels.has(split.database)]
     if not len(database):
         database = split.labelled
-        notes.append(
-            "every labelled item but the queries was trained on, so the database is the labelled "
-            "training items (train with --labelled to hold some back)"
-        )
+        if not notes:
+            notes.append(
+                "every labelled item but the queries was trained on, so the database is the "
+                "labelled training items (train with --labelled to hold some back)"
+            )
     first = _encode(encoder, dataset, split.query, database)
     neighbours = input_neighbours(dataset, encoder.image_size, first.query_rows, first.base_rows)
     if neighbours is None:
@@ -206,7 +207,7 @@ def _resolve_split(
     if training["data"] != dataset.fingerprint:
         note = (
             f"{dataset.name} is not the data of the training: queries and database are drawn from "
-            "it instead"
+            "it instead; if some of them were trained on, the figures are too high"
         )
         return make_split(dataset, protocol or "1", labelled="all"), [note]
     if protocol is not None and str(protocol) != training["protocol"]:

@@ -27,7 +27,6 @@ from ..indexes.opening import open_index
 from ..nn.device import gpu_memory
 from ..report.gallery import Cell, save_gallery
 from ..store.items import CHANGED_DATA, Item, ItemSource, PictureRows
-from ..store.rows import RowReader
 
 if TYPE_CHECKING:
     import pandas
@@ -82,7 +81,7 @@ def search(
                 f"{index} has other codebooks ({opened.fingerprint}) than {encoder.source} "
                 f"({encoder.codebooks_fingerprint}): build the index with this model"
             )
-        dataset = open_queries(queries)
+        dataset = open_data(queries)
         positions = parse_rows(":" if rows is None else rows, len(dataset))
         positions, vectors = encoder.embed_rows(dataset, positions, queries=True)
         searched: Index | DeviceIndex = opened
@@ -144,24 +143,6 @@ def parse_rows(text: str, n: int) -> Ids:
             f"--rows {text}: write row numbers (3,5,9) or a range (0:8) of the {n:,} items"
         )
     return rows
-
-
-def open_queries(queries: object, **options: Any) -> Dataset:
-    """Open queries as a data set: anything that :func:`open_data` takes, with its options.
-
-    Raises:
-        MismatchError: they are vectors or codes of items (``features.h5``, ``codes.h5``).
-        UsageError, DataError: see :func:`gpq_faiss.data.open.open_data`.
-    """
-    kind = None
-    if isinstance(queries, str | Path):
-        with contextlib.suppress(DataError), RowReader(queries) as reader:
-            kind = reader.header.kind
-    if kind is not None:
-        raise MismatchError(
-            f"{queries} holds {kind} of items: give the data of the queries instead"
-        )
-    return open_data(queries, **options)
 
 
 @dataclass(frozen=True, repr=False)

@@ -26,10 +26,11 @@ Texts = NDArray[Any]
 
 
 def as_texts(values: Iterable[str]) -> Texts:
-    """Return a column of texts; invalid UTF-8 (in file names) is escaped by backslashes."""
+    """Return a column of texts, without NUL; invalid UTF-8 (in file names) is escaped by
+    backslashes."""
     plain = [
         value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-        for value in values
+        for value in (value.replace("\0", "") for value in values)
     ]
     return np.array(plain, dtype=np.dtypes.StringDType())
 

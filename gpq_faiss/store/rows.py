@@ -8,7 +8,8 @@ dataset            type                      meaning
 ``ids``            int64 [N]                 item ids, each once
 ``labels``         uint8 [N, ceil(C/8)]      multi-hot, ``np.packbits`` order; zero: unlabelled
 ``class_names``    text [C]                  names of the classes
-``texts/NAME``     text [N]                  a column of texts; ``name`` is an item's path or key,
+``texts/NAME``     text [N]                  a column of texts, its name percent-encoded if it has
+                                             a ``/``; ``name`` is an item's path or key,
                                              ``file_hash`` a hash of its image file
 ``codebooks``      float32 [M, K, d]         codebooks of the model
 =================  ========================  ====================================================
@@ -31,6 +32,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote, unquote
 
 import h5py
 import numpy as np
@@ -168,7 +170,8 @@ class RowReader(Closing):
             if header.kind == "codes":
                 check_codes(self.values, *header.codebooks.shape[:2], name=str(path))
             self._texts = {
-                name: dataset(self._h5, f"texts/{name}") for name in self._h5.get("texts", ())
+                unquote(name): dataset(self._h5, f"texts/{name}")
+                for name in self._h5.get("texts", ())
             }
             self.text_columns = tuple(self._texts)
             self.versions = json.loads(self._h5.attrs["versions"])
@@ -342,7 +345,9 @@ class RowWriter(Closing):
                 positions = order[np.searchsorted(item_ids[order], h5["ids"][()])]
                 for name, column in texts.items():
                     h5.create_dataset(
-                        f"texts/{name}", data=column[positions].tolist(), dtype=h5py.string_dtype()
+                        f"texts/{quote(name, '')}",
+                        data=column[positions].tolist(),
+                        dtype=h5py.string_dtype(),
                     )
             if self.header.class_names:
                 h5.create_dataset(

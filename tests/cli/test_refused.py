@@ -63,7 +63,7 @@ def test_wrong_training_is_one_line(folder, options, code, message):
         (f"{SEARCH} --allow-ids labels.npy --deny-ids labels.npy", 2, "exclude each other"),
         ("search model index.faiss images/a/0.png", 1, "images"),
         ("search model other.faiss queries.npy", 1, "has other codebooks"),
-        ("search model index.faiss features.h5", 1, "give the data of the queries"),
+        ("search model index.faiss features.h5", 1, "was written by gpq encode: give the data"),
         ("search model . queries.npy", 1, "is a folder"),
         ("index model other-codes.h5 --out out", 1, "is of model"),
         ("index model --out out", 2, "Missing argument"),

@@ -73,7 +73,7 @@ LABELS = [
         "'Unnamed: 0' may number the items, but does not count them in",
     ),
     ("l.json", '{"images": [{"id": 1}], "annotations": []}', "l.json is JSON of COCO.*a file_name"),
-    ("l.csv", "id,label\n77,cat\n", "no key of a label in 'id' is .* the data .it has .'77'"),
+    ("l.csv", "id,label\n77,cat\n", "no key of a label in 'id' is .* of one item .it has .'77'"),
     (
         "l.parquet",
         {"title": ["a"], "label": ["cat"]},
@@ -227,7 +227,7 @@ OBJECTS = [
     ((X40, [0] * 40), {}, "tuple is empty, or not read as items: .* labels are given as labels="),
     (PICTURES, {"image_column": "picture"}, "has no column 'picture' .*--read image_column"),
     (PICTURES, {"vectors": "image"}, "numbers .N, width. are needed"),
-    (PICTURES.to_iterable_dataset(), {}, "cannot be read by position"),
+    (PICTURES.to_iterable_dataset(), {}, "is a stream, or has a transform"),
     (hub(v=[["a"], ["b"]]), {}, "which column holds the vectors"),
 ]
 

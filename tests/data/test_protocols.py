@@ -13,8 +13,9 @@ from image_files import save
 
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.data.open import open_data
-from gpq_faiss.data.protocols import load_split, make_split, read_rows
+from gpq_faiss.data.protocols import load_split, make_split
 from gpq_faiss.errors import DataError, GpqError
+from gpq_faiss.ids import read_rows
 
 CIFAR = Labels.from_ids(np.random.default_rng(0).permutation(np.repeat(np.arange(10), 6000)))
 FEW = Labels.from_ids(np.repeat([0, 1], [1000, 12]), ["cat", "dog"])

@@ -1,7 +1,6 @@
 """``info`` describes everything that the stages write, and refuses what is damaged or foreign."""
 
 import json
-import zipfile
 
 import numpy as np
 import pytest
@@ -80,19 +79,3 @@ def test_foreign_file_is_refused(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=name):
         info(tmp_path / name)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"kind": "other"}, {"codewords": "many"}, {"class_names": "3"}, {"side": "both"}],
-)
-def test_encoder_with_a_wrong_description_is_refused(files, tmp_path, change):
-    copy = tmp_path / "e.pt2"
-    with zipfile.ZipFile(files["pt2"]) as source, zipfile.ZipFile(copy, "w") as target:
-        for member in source.infolist():
-            data = source.read(member)
-            if member.filename.endswith("gpq.json"):
-                data = json.dumps(json.loads(data) | change).encode()
-            target.writestr(member, data)
-    with pytest.raises(DataError, match="is not an encoder of this version of gpq"):
-        info(copy)
