@@ -262,13 +262,12 @@ def _with_shared_names(dataset: Dataset, columns: Sequence[_KeyColumn]) -> Datas
 
 
 def _item_keys(dataset: Dataset) -> dict[str, dict[str, int]]:
-    """Return way -> key -> row of the item, for the ways that tell all items apart."""
+    """Return way -> key -> row of an item; a way may give several items one key."""
     names = list(map(_key, dataset.texts.get("name", ())))
     keys = {way: map(shorten, names) for way, shorten in _WAYS.items()}
     if dataset.has_ids:
         keys["id"] = map(str, dataset.ids.tolist())
-    rows = {way: {key: row for row, key in enumerate(way_keys)} for way, way_keys in keys.items()}
-    return {way: way_rows for way, way_rows in rows.items() if len(way_rows) == len(dataset)}
+    return {way: {key: row for row, key in enumerate(way_keys)} for way, way_keys in keys.items()}
 
 
 @dataclass(frozen=True)
@@ -440,12 +439,14 @@ def _matched(dataset: Dataset, table: Table, o: Options, source: str) -> Dataset
         )
     ]
     by_name = sorted((c for c in columns if c.rank), key=lambda column: -column.rank)
-    item_keys = _item_keys(dataset)
+    keys_of_ways = _item_keys(dataset)
+    item_keys = {way: rows for way, rows in keys_of_ways.items() if len(rows) == n}
     matches = [*_matches(columns, item_keys)]
-    # Names in a short form, also those of several items.
-    stems = {shorten(name) for name in dataset.texts.get("name", ()) for shorten in _WAYS.values()}
+    # File numbers that several items have are no row numbers.
     if not (matches or dataset.has_ids or other_names) and all(
-        stems.isdisjoint(map(_number, column.keys)) for column in by_name
+        rows.keys().isdisjoint(map(_number, column.keys))
+        for column in by_name
+        for rows in keys_of_ways.values()
     ):
         item_keys = {"row number": {str(row): row for row in range(n)}}
         matches = [*_matches(by_name, item_keys)]

@@ -205,7 +205,9 @@ class Table:
             raise DataError(
                 f"{self.source} has no column {repr(name) if name else 'of a usual name'} (it has "
                 f"{', '.join(repr(column[:40]) for column in list(self.kinds)[:20])})"
-                f": name one with --read {option}, or write a header, if the first line is a row"
+                f": name one with --read {option}"
+                + ", or write a header, if the first line is a row"
+                * self.source.endswith(".csv")
             )
         return name
 
