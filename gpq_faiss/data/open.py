@@ -317,13 +317,16 @@ def open_items(source: Any, o: Options) -> Dataset:
         with lock:
             value = source[i]
         if isinstance(value, Mapping):
-            image = usual("images", value) or usual("vectors", value)
-            value = value.get(image, value), value.get(usual("labels", value))
-        is_pair = isinstance(value, list) and (len(value) == 2 or str in map(type, value))
-        return (*value, None)[:2] if is_pair or isinstance(value, tuple) else (value, None)
+            key = usual("images", value) or usual("vectors", value)
+            return (value[key] if key else value), value.get(usual("labels", value))
+        if isinstance(value, tuple) or (
+            isinstance(value, list) and (len(value) == 2 or str in map(type, value))
+        ):
+            return (*value, None)[:2]
+        return value, None
 
     paths, attributes = [f"item {i}" for i in range(len(source))], dict[str, Any]()
-    if o.with_labels:
+    if o.source_labels:
         targets, classes = _targets(source)
         targets = [item(i)[1] for i in range(len(paths))] if targets is None else targets
         attributes = {
@@ -526,7 +529,7 @@ def open_data(
     ]
     columns: dict[str, Any] = {f"{name}_column": attached.pop(name) for name in in_columns}
     if "label" in attached:  # a column of labels that is named is of these labels
-        columns = {"label_column": None, "with_labels": False} | columns
+        columns = {"label_column": None, "source_labels": False} | columns
     dataset = opener(opened, replace(options, **columns))
     index = source.index if hasattr(source, "iloc") else None
     if "id" in attached:

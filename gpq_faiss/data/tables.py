@@ -133,10 +133,10 @@ a table of labels names its items, ``counters`` those that pandas writes, ``keys
 class Options:
     """How a source is read; :func:`.open.open_data` documents the fields.
 
-    ``with_labels`` is false where labels beside the data replace those of the source.
+    ``source_labels`` is false where labels beside the data replace those of the source.
     """
 
-    with_labels: bool = True
+    source_labels: bool = True
     label_column: str | None = None
     id_column: str | None = None
     name_column: str | None = None
@@ -296,6 +296,7 @@ class Table:
         """
         only = next(iter(self.kinds)) if len(self.kinds) == 1 else None
         label = o.label_column or usual("labels", self.kinds) or only
+        # "y" may also be a class beside x and z.
         if label in (None, "y") and o.label_column is None:
             columns = {n: self.texts(n) for n in self.kinds if n != o.id_column}
             classes = [
@@ -317,11 +318,11 @@ class Table:
         Columns have their usual names if the options name none; ``images`` is that of images, or of
         their paths, which are the names.
         """
-        label = o.label_column or (usual("labels", self.kinds) if o.with_labels else None)
+        label = o.label_column or (usual("labels", self.kinds) if o.source_labels else None)
         # Beside a table of labels, a column that is named may be of that table alone.
         ids = (
             o.id_column
-            if o.id_column in self.kinds or (o.id_column and o.with_labels)
+            if o.id_column in self.kinds or (o.id_column and o.source_labels)
             else usual("ids", self.kinds.keys() - {label})
         )
         name = o.name_column
@@ -338,7 +339,7 @@ class Table:
             values = self.values(self.column(ids, "ids"))
             if (
                 self.kinds[ids] == "text"
-                and not (o.id_column and o.with_labels)
+                and not (o.id_column and o.source_labels)
                 and not all(WHOLE.fullmatch(plain_text(value)) for value in values)
             ):
                 name = name or (images if self.kinds.get(images or "") == "text" else ids)
