@@ -123,15 +123,18 @@ class Config(_Section):
         return self.method == "posterior"
 
     @property
+    def follows_default(self) -> bool:
+        """Whether it is the default, or a method that is compared with it."""
+        return self.class_networks or self.preset == "recommended"
+
+    @property
     def smallest_image(self) -> int:
         """Side in pixels to which images are enlarged where ``network.image_size`` is 0.
 
         Fine-tuning needs at least 128 pixels: on CIFAR-10, of 32 pixels, mAP is then 0.830 instead
-        of 0.385 (benchmarks/results/finetune.md). It is the same for the methods that are compared
-        with the default.
+        of 0.385 (benchmarks/results/finetune.md).
         """
-        is_default = self.class_networks or self.preset == "recommended"
-        return 128 if is_default and self.network.weights != "none" else 0
+        return 128 if self.follows_default and self.network.weights != "none" else 0
 
     alpha: ClassVar[float] = 20.0
     """Scale of the soft assignment (eq. 1)."""
@@ -168,8 +171,8 @@ class Config(_Section):
         """Return a copy with ``changes`` (nested as in TOML) applied; names, types and ranges are
         checked.
 
-        Class-posterior codes that get weights are fine-tuned by :data:`FINE_TUNING`, where nothing
-        else has been set.
+        The default, and what is compared with it, are fine-tuned by :data:`FINE_TUNING` if they get
+        weights and nothing else has been set.
 
         Raises:
             UsageError: an unknown key, or a value of the wrong kind or out of range; the message
@@ -182,7 +185,7 @@ class Config(_Section):
         values = asdict(self)
         network = changes.get("network")
         weights = network.get("weights", "none") if isinstance(network, Mapping) else "none"
-        if self.class_networks and self.network.weights == "none" and weights != "none":
+        if self.follows_default and self.network.weights == "none" and weights != "none":
             defaults = vars(preset(self.preset).training)
             values["training"] |= {
                 name: value
@@ -199,7 +202,7 @@ class Config(_Section):
 
 _ADAPTER = TypeAdapter(Config)
 FINE_TUNING = {"steps": 1000, "batch_labelled": 32, "batch_unlabelled": 64}
-"""Settings ``training`` of class-posterior codes over a pretrained network."""
+"""Settings ``training`` of the default over a pretrained network."""
 
 PRESETS: dict[str, Config] = {
     "paper": Config(),

@@ -155,6 +155,7 @@ class ImageDataset(Dataset):
     """Images as uint8 RGB arrays, decoded at each read.
 
     Attributes:
+        fingerprint: if it is empty at first, a hash over :meth:`sample`.
         paths: N paths, or names in messages.
         fetch: row -> an image in any form that :func:`.images.to_pixels` takes.
         mirrors: whether mirrored images keep their meaning (not for digits).
@@ -164,6 +165,12 @@ class ImageDataset(Dataset):
     fetch: Callable[[int], Any] = field(repr=False)
     mirrors: bool = True
     kind: Literal["images", "features"] = "images"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.fingerprint:
+            images = (b"" if image is None else image.tobytes() for image in self.sample())
+            self.fingerprint = fingerprint("items", str(len(self)), *images)
 
     def __len__(self) -> int:
         return len(self.paths)

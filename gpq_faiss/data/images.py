@@ -151,7 +151,7 @@ def to_pixels(value: Any, location: str) -> NDArray[np.uint8]:
     is_unit = array.dtype.kind == "f" and array.size and array.min() >= 0 and array.max() <= 1
     if not is_image or not (is_unit or array.dtype == np.uint8):
         raise DataError(
-            f"{location}: {array.dtype} {list(np.shape(value))} from {array.min(initial=0):g} to "
+            f"{location}: {array.dtype} {list(np.shape(value))} up to "
             f"{array.max(initial=0):g}, expected uint8, or floats from 0 to 1 (not normalised), "
             "[H, W], [H, W, C], [C, H, W] with 1 or 3 channels, or a batch of these; vectors are "
             "[N, width]"

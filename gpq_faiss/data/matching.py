@@ -22,15 +22,16 @@ from .standard import part_of
 from .tables import NUMBER, Options, Table, frame_table, open_tables, read_records, usual
 
 
-def aligned(values: Any, index: Any) -> Any:
+def aligned(values: Any, index: Any, *, whole: bool = True) -> Any:
     """Return a Series or a frame of pandas in the order of ``index``, that of the items' frame, if
-    it has this index or a part of it; other values unchanged."""
+    it has this index, or a part of it where it need not be ``whole``; other values unchanged."""
     is_part = (
         hasattr(values, "iloc")
         and index is not None
         and index.is_unique
         and values.index.is_unique
         and {*values.index} <= {*index}
+        and (len(values) == len(index) or not whole)
     )
     return values.reindex(index).reset_index(drop=True) if is_part else values
 
@@ -55,7 +56,11 @@ def with_names(dataset: Dataset, names: Any) -> Dataset:
         id_column = usual("ids", names.kinds.keys() - {name})
         listed = [] if id_column is None else list(map(_key, names.values(id_column)))
         ids = list(map(str, dataset.ids.tolist()))
-        if listed and listed != ids and (dataset.has_ids or {*listed} == {*ids}):
+        if (
+            listed not in ([], ids)
+            and all(map(WHOLE.fullmatch, listed))
+            and (dataset.has_ids or {*listed} == {*ids})
+        ):
             raise DataError(
                 f"{names.source}: the ids in {id_column!r} are not those of the data in their "
                 "order: sort the table, leave the column out, or give the data these ids"
@@ -82,7 +87,7 @@ def with_labels(dataset: Dataset, labels: Any, o: Options, index: Any = None) ->
         source, labels = files[0].name, _read_column(files, "labels")
     elif isinstance(labels, tuple | Iterator | ItemsView):
         labels = list(labels)
-    labels = labels if dataset.has_ids else aligned(labels, index)
+    labels = labels if dataset.has_ids else aligned(labels, index, whole=False)
     if _are_pairs(labels):
         labels = _pairs_table("labels", labels)
     elif _is_table(labels, o):
@@ -251,16 +256,6 @@ def _key_columns(table: Table, o: Options) -> list[_KeyColumn]:
     ]
 
 
-def _with_shared_names(dataset: Dataset, columns: Sequence[_KeyColumn]) -> Dataset:
-    """Return a data set without ids and names with the names in a column that its table shares with
-    a table of labels, such as ``sku``."""
-    is_named = dataset.table is None or dataset.has_ids or "name" in dataset.texts
-    for column in [c for c in columns if not is_named and c.name in dataset.table.kinds]:
-        if len({*(names := dataset.table.texts(column.name))}) == len(names):
-            return with_names(dataset, names)
-    return dataset
-
-
 def _item_keys(dataset: Dataset) -> dict[str, dict[str, int]]:
     """Return way -> key -> row of an item; a way may give several items one key."""
     names = list(map(_key, dataset.texts.get("name", ())))
@@ -426,7 +421,6 @@ def _matched(dataset: Dataset, table: Table, o: Options, source: str) -> Dataset
         DataError: it is unclear which rows are of which items.
     """
     labels, columns, n = table.labels(o), _key_columns(table, o), len(dataset)
-    dataset = _with_shared_names(dataset, columns)
     other_names = [
         column
         for column in columns
@@ -465,6 +459,18 @@ def _matched(dataset: Dataset, table: Table, o: Options, source: str) -> Dataset
             f"{source}: {shuffled[0]!r} may number the items, but does not count them in their "
             f"order: name it with --read id_column={shuffled[0]}, or leave it out "
             "(labels.to_numpy() of pandas has no index)"
+        )
+    shared = [
+        column.name
+        for column in columns
+        if column.name in getattr(dataset.table, "kinds", ())
+        and (column.are_texts or all(map(WHOLE.fullmatch, column.keys)))
+        and column.keys != list(map(_key, dataset.table.values(column.name).tolist()))
+    ]
+    if match is None and shared:
+        raise DataError(
+            f"{source}: the data has {shared[0]!r}, too, with other values or in another order: "
+            f"join them by --read id_column={shared[0]}, or leave the column out"
         )
     if match is None:
         return _in_order(dataset, labels, source, table, [*other_names, *by_name])

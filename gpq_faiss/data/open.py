@@ -136,12 +136,12 @@ def open_list(path: str, o: Options) -> Dataset:
     nothing."""
     file = files_of(path)[0]
     lines = re.findall(
-        r"^[ \t]*([^\s#].*?)((?:[ \t]+-?\d+)*)[ \t]*$",
+        r"^[ \t]*(?!#\s)(\S.*?)((?:[ \t]+-?\d+)*)[ \t]*$",
         read_text(file, "a list of images"),
         re.MULTILINE,
     )
-    has_header = bool(lines) and not is_image_name(lines[0][0]) and is_image_name(lines[-1][0])
-    paths, labels = np.array(lines[has_header:], np.str_).reshape(-1, 2).T
+    has_header = lines[:1] and not lines[0][1] and lines[-1][1] and not is_image_name(lines[0][0])
+    paths, labels = np.array(lines[bool(has_header) :], np.str_).reshape(-1, 2).T
     return open_table(
         f"list:{path}",
         Table(str(file), {"image": paths, "label": labels}),
@@ -212,13 +212,16 @@ def open_hf(source: Any, o: Options, name: str = "", mark: str = "") -> Dataset:
         source = _by_datasets(
             name, lambda datasets: datasets.load_from_disk(os.path.expanduser(source))
         )
-    if isinstance(source, dict):
-        parts = [source[split] for split in sorted(source, key=lambda name: (name == "test", name))]
-        source = _by_datasets(name, lambda datasets: datasets.concatenate_datasets(parts))
-    if not hasattr(source, "data") or source.format["type"] == "custom":
+    splits = (
+        [source[split] for split in sorted(source, key=lambda split: (split == "test", split))]
+        if isinstance(source, dict)
+        else [source]
+    )
+    if any(not hasattr(part, "data") or part.format["type"] == "custom" for part in splits):
         raise DataError(
             f"{name} is a stream, or has a transform: give a Dataset, apply transforms by its map"
         )
+    source = _by_datasets(name, lambda datasets: datasets.concatenate_datasets(splits))
     data = source.data.table if source._indices is None else source.with_format("arrow")[:]
     if isinstance(source.features.get("json"), dict):  # of a WebDataset
         for field, values in zip(
@@ -251,7 +254,7 @@ def open_array(values: Any, o: Options) -> Dataset:
 
     Raises DataError: neither vectors nor images.
     """
-    array = as_array(values[:], "the array")
+    array = as_array(to_numpy(values)[:], "the array")
     if array.ndim < 3:
         return FeatureDataset(
             name="array",
@@ -341,7 +344,7 @@ def open_items(source: Any, o: Options) -> Dataset:
         return replace(
             open_array([item(i)[0] for i in range(len(paths))], o), name=name, **attributes
         )
-    dataset = ImageDataset(
+    return ImageDataset(
         name=name,
         fingerprint="",
         paths=paths,
@@ -349,12 +352,6 @@ def open_items(source: Any, o: Options) -> Dataset:
         max_bad=o.max_bad,
         **attributes,
     )
-    dataset.fingerprint = fingerprint(
-        "items",
-        str(len(paths)),
-        *(b"" if image is None else image.tobytes() for image in dataset.sample()),
-    )
-    return dataset
 
 
 # Forms --------------------------------------------------------------------------------------------
@@ -440,15 +437,13 @@ def _opener(source: Any) -> tuple[str, Callable[[Any, Options], Dataset], str, o
         kind.__module__.partition(".")[0] for kind in type(source).__mro__
     }:
         return "a Hugging Face data set", open_hf, _TABLE, source
-    # Records, as of an API: dicts with a vector, or the path or bytes of an image.
-    row = next(iter(source), None) if isinstance(source, list) else None
-    if isinstance(row, Mapping) and (
-        isinstance(row.get(usual("images", row)), str | bytes)
-        or np.ndim(to_numpy(row.get(usual("vectors", row)))) == 1
-    ):
-        source = frame_table(
-            [{name: to_numpy(value) for name, value in row.items()} for row in source]
-        ).data
+    # Records, as of an API: dicts with a vector, or with the path or bytes of an image and an id.
+    if isinstance(source, list) and {isinstance(row, Mapping) for row in source} == {True}:
+        vector, image = (source[0].get(usual(role, source[0])) for role in ("vectors", "images"))
+        if (isinstance(vector, list | tuple | np.ndarray) and np.ndim(vector[:1]) == 1) or (
+            isinstance(image, str | bytes) and usual("ids", source[0])
+        ):
+            source = frame_table(source).data
     if hasattr(source, "__arrow_c_stream__") and not hasattr(source, "to_frame"):
         return "a table", partial(open_table, type(source).__name__), _TABLE, frame_table(source)
     # One column of pandas or polars, or an array of objects.
@@ -502,7 +497,7 @@ def open_data(
     """
     attached = {
         name: value
-        for name, value in (("label", labels), ("id", ids), ("name", names))
+        for name, value in (("label", labels), ("ids", ids), ("name", names))
         if value is not None
     }
     form, opener, takes, opened = _opener(source)
@@ -532,8 +527,8 @@ def open_data(
         columns = {"label_column": None, "source_labels": False} | columns
     dataset = opener(opened, replace(options, **columns))
     index = source.index if hasattr(source, "iloc") else None
-    if "id" in attached:
-        dataset = replace(dataset, ids=read_ids(aligned(attached["id"], index)))
+    if "ids" in attached:
+        dataset = replace(dataset, ids=read_ids(aligned(attached["ids"], index)))
     if "name" in attached:
         dataset = with_names(dataset, aligned(attached["name"], index))
     if "label" in attached:

@@ -133,12 +133,15 @@ a table of labels names its items, ``counters`` those that pandas writes, ``keys
 class Options:
     """How a source is read; :func:`.open.open_data` documents the fields.
 
-    ``source_labels`` is false where labels beside the data replace those of the source.
+    ``source_labels`` is false where labels beside the data replace those of the source; then
+    ``id_column`` is of their table, and of the source if that has it. ``ids_column`` is the column
+    of the source that was given as ``ids``.
     """
 
     source_labels: bool = True
     label_column: str | None = None
     id_column: str | None = None
+    ids_column: str | None = None
     name_column: str | None = None
     vectors: Sequence[str] | None = None
     keep: Sequence[str] = ()
@@ -298,7 +301,7 @@ class Table:
         label = o.label_column or usual("labels", self.kinds) or only
         # "y" may also be a class beside x and z.
         if label in (None, "y") and o.label_column is None:
-            columns = {n: self.texts(n) for n in self.kinds if n != o.id_column}
+            columns = {n: self.texts(n) for n in self.of_kind("text", "number") if n != o.id_column}
             classes = [
                 n for n in columns if usual("keys", [n]) is None or {*columns[n]} <= {*YES, *NO}
             ]
@@ -319,11 +322,10 @@ class Table:
         their paths, which are the names.
         """
         label = o.label_column or (usual("labels", self.kinds) if o.source_labels else None)
-        # Beside a table of labels, a column that is named may be of that table alone.
         ids = (
-            o.id_column
-            if o.id_column in self.kinds or (o.id_column and o.source_labels)
-            else usual("ids", self.kinds.keys() - {label})
+            o.ids_column
+            or (o.id_column if o.source_labels or o.id_column in self.kinds else None)
+            or usual("ids", self.kinds.keys() - {label})
         )
         name = o.name_column
         attributes: dict[str, Any] = {
@@ -339,7 +341,7 @@ class Table:
             values = self.values(self.column(ids, "ids"))
             if (
                 self.kinds[ids] == "text"
-                and not (o.id_column and o.source_labels)
+                and not (o.ids_column or (o.id_column and o.source_labels))
                 and not all(WHOLE.fullmatch(plain_text(value)) for value in values)
             ):
                 name = name or (images if self.kinds.get(images or "") == "text" else ids)
@@ -374,7 +376,14 @@ class Table:
         Raises DataError: it is unclear which columns they are, or they do not hold numbers, or are
         columns of 0 and 1 alone that are not numbered.
         """
-        used = {o.label_column, o.id_column, o.name_column, *o.keep, usual("labels", self.kinds)}
+        used = {
+            o.label_column,
+            o.id_column,
+            o.ids_column,
+            o.name_column,
+            *o.keep,
+            usual("labels", self.kinds),
+        }
         lists = [name for name in self.of_kind("list") if name not in used]
         prefixes = {
             name: re.sub(r"\d+$", "", name)
@@ -468,7 +477,8 @@ def open_tables(paths: Sequence[Path]) -> Table:
         "json": lambda path: _library("pyarrow.json", path).read_json(str(path)),
         "JSON of records": lambda path: frame_table(read_records(path)).data,
         "mat": lambda path: {
-            name: to_numpy(array)  # which may be sparse
+            # Matrices may be sparse, and that of one row is squeezed.
+            name: np.atleast_2d(to_numpy(array)) if usual("vectors", [name]) else to_numpy(array)
             for name, array in _library("scipy.io", path).loadmat(path, squeeze_me=True).items()
             if getattr(array, "shape", ())
         },

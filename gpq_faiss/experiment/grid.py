@@ -7,6 +7,7 @@ changed, and ``[product]`` makes a variation of each combination of settings.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import logging
@@ -20,7 +21,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Le, MinLen
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from ..config import MAX_SEED, Config, codebooks_for_bits, preset, validate
+from ..config import MAX_SEED, Config, codebooks_for_bits, preset, updated, validate
 from ..data.base import Dataset
 from ..data.protocols import PROTOCOLS, make_split
 from ..errors import UsageError, unknown
@@ -31,7 +32,7 @@ from ..methods.registry import METHODS, find_method, make_method, method_names
 
 log = logging.getLogger(__name__)
 
-RUN_FORMAT = 2
+RUN_FORMAT = 3
 """Version of the run files; part of every identity."""
 COMPUTING = ("python", "numpy", "torch", "faiss")
 """Packages on whose versions results depend."""
@@ -208,8 +209,9 @@ def method_config(grid: Grid, variation: Variation, method: str, *, perceptron: 
     entry = find_method(method)
     base = preset(variation.preset or grid.preset)
     layers = (entry.changes, grid.config, variation.config, grid.settings)
+    settings = reduce(updated, copy.deepcopy(layers), dict[str, Any]())
     # With the budget of a fine-tuning, if there are pretrained weights.
-    config = reduce(Config.with_settings, layers, base)
+    config = base.with_settings(settings)
     perceptron = perceptron or config.network.backbone == "mlp"
     if entry.module != ".gpq":
         config = baseline_config(config, perceptron=perceptron)
@@ -219,7 +221,7 @@ def method_config(grid: Grid, variation: Variation, method: str, *, perceptron: 
         # The paper's losses, with the network and training of the compared methods.
         config = config.with_settings({"method": "gpq", "loss": asdict(Config().loss)})
         config = config.with_settings(BASELINE_PERCEPTRON) if perceptron else config
-    config = reduce(Config.with_settings, layers, config)
+    config = config.with_settings(settings)
     if entry.convolutional and not config.network.image_size:
         config = config.with_settings({"network": {"image_size": 224}})
     return config

@@ -242,7 +242,7 @@ def notes_of(experiment: Experiment) -> list[str]:
             unlabelled = f" and {training['batch_unlabelled']:,} unlabelled"
             notes.append(
                 f"{name}: {run.steps:,} steps of up to {training['batch_labelled']:,} labelled"
-                f"{'' if entry and entry.learns == 'supervised' else unlabelled} items, learning "
+                f"{unlabelled * run.uses_unlabelled} items, learning "
                 f"rate {training['learning_rate']:g} ({from_dict(run.settings).schedule})."
             )
         if entry and entry.departs:

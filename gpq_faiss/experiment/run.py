@@ -284,7 +284,11 @@ def _train_and_encode(
             lambda rows: embed_rows(method, reader, rows, device),
             keep,
         )
-    return replace(coded, fit_seconds=fitted.run.seconds, extra={"steps": fitted.run.step})
+    return replace(
+        coded,
+        fit_seconds=fitted.run.seconds,
+        extra={"steps": fitted.run.step, "uses_unlabelled": bool(method.uses_unlabelled)},
+    )
 
 
 def top_rows(score: ScoreFunction, codes: NDArray[np.uint8], n_queries: int, k: int) -> Rows:

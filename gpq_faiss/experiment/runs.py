@@ -65,7 +65,7 @@ class Run(BaseModel, strict=True, arbitrary_types_allowed=True):
         steps: number of training steps, 0 for methods that are not trained.
     """
 
-    format_version: Literal[2]
+    format_version: Literal[3]
     method: str
     bits: int
     bits_kept: int
@@ -82,6 +82,7 @@ class Run(BaseModel, strict=True, arbitrary_types_allowed=True):
     class_names: Json[list[str]]
     machine: Json[dict[str, Any]]
     steps: int = 0
+    uses_unlabelled: bool = False
     path: Path
     arrays: dict[str, Any]
 

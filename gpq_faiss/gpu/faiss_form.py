@@ -93,7 +93,7 @@ def to_faiss_gpu(source: Any, device: int = 0) -> Any:
         )
     index = source if isinstance(source, Index) else open_index(source)
     if index.metric_type != faiss.METRIC_INNER_PRODUCT:
-        raise UsageError("an index of the metric L2 is not copied: use Faiss' own index_cpu_to_gpu")
+        raise UsageError("an index of the metric L2 is searched on the CPU: use open_index")
     codes, ids = index.items_by_id()
     ivf = zero_lists(codes, index.codebooks, ids)
     resources = faiss.StandardGpuResources()

@@ -93,9 +93,7 @@ class DeviceIndex(Closing):
                 "an index of the metric L2 is searched on the CPU: leave out the device"
             )
         if not 0 < n <= MAX_ROWS:
-            raise DataError(
-                f"{n:,} codes: an index on a device has 1 to {MAX_ROWS:,}; use several for more"
-            )
+            raise DataError(f"{n:,} codes: an index on a device has 1 to {MAX_ROWS:,}")
         self.memory = memory
         self._host = None if _is_gpu(device) else index
         if self._host is None:

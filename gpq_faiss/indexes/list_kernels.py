@@ -19,10 +19,11 @@ has one codeword, so the prefix is empty, and there is one sub-list. Without sta
 distinct, and row r is member r.
 
 A query has a *look-up table* (LUT), float32 [M, K], the inner products of its sub-vectors and the
-codewords; and a *quantised* LUT (:mod:`.block_scan`). Its *threshold* is the score that a result
-needs: the k-th best so far. The bound of a sub-list is the LUT's sum for its name, plus the best
-entries of all other codebooks, plus a margin for the order of float32 additions. Scores add in the
-order of :mod:`..codes.scores`, so they are equal to those of brute force to the bit.
+codewords, or their negative squared distances; and a *quantised* LUT (:mod:`.block_scan`). Its
+*threshold* is the score that a result needs: the k-th best so far. The bound of a sub-list is the
+LUT's sum for its name, plus the best entries of all other codebooks, plus a margin for the order of
+float32 additions. Scores add in the order of :mod:`..codes.scores`, so they are equal to those of
+brute force to the bit.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Lists(NamedTuple):
         first: int64 [lists + 1].
         names: uint8 [sub-lists, 2]; the first two codewords, if there are two, are in the first
             byte, and the others in the second.
-        ends: int64 [sub-lists + 1].
+        ends: int64 [sub-lists + 1]; all 0 if no member may be a result.
         blocks: uint8 [ceil(rows / 64), T, 64].
         starts: uint32 or int64 [rows + 1], or [0] where all codes are distinct.
         members: uint32 or int64 [n].

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 
 from ..codes.bits import bits_per_code, pack_codes
 from ..codes.checks import check_codebooks
+from ..config import MAX_SEED
 from ..data.base import Reader
 from ..losses.npair import label_pairs
 from .baseline import Alternating, triplet_margin
@@ -177,7 +178,7 @@ class DTQ(Alternating):
         C = np.zeros((self.M, self.K, WIDTH), np.float32)
         residual = x.copy()
         for m in range(self.M):
-            C[m] = fit_codebooks(residual, 1, self.K, seed=(self.seed + m) % 2**31)[0]
+            C[m] = fit_codebooks(residual, 1, self.K, seed=(self.seed + m) % (MAX_SEED + 1))[0]
             residual -= C[m, iterated_conditional_modes(residual, C[m : m + 1])[:, 0]]
         return C
 

@@ -15,8 +15,8 @@ The names ``pq``, ``opq`` and ``itq`` stand for such strings:
 ``L2norm`` at the beginning scales vectors to unit length, so that L2 ranks like the cosine. On deep
 features that ranks better: PQ of the CIFAR-10 features has mAP 0.287 in place of 0.268 at 12 bits.
 
-Training is Faiss' own, with three differences: the seed determines all random numbers that Faiss
-lets us set; product quantisers are trained on all rows; and OPQ rotates for the codebooks that
+Training is Faiss' own, with three differences: the seed determines the random numbers of PQ, OPQ,
+RQ, LSQ and ITQ; product quantisers are trained on all rows; and OPQ rotates for the codebooks that
 follow, not for 256 codewords. Vectors are zero-padded where M does not divide their width, which
 does not change distances.
 """

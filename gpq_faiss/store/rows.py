@@ -8,8 +8,8 @@ dataset            type                      meaning
 ``ids``            int64 [N]                 item ids, each once
 ``labels``         uint8 [N, ceil(C/8)]      multi-hot, ``np.packbits`` order; zero: unlabelled
 ``class_names``    text [C]                  names of the classes
-``texts/NAME``     text [N]                  a column of texts, its name percent-encoded if it has
-                                             a ``/``; ``name`` is an item's path or key,
+``texts/NAME``     text [N]                  a column of texts (in its name ``%2F`` is a slash, and
+                                             ``%25`` is ``%``); ``name`` is an item's path or key,
                                              ``file_hash`` a hash of its image file
 ``codebooks``      float32 [M, K, d]         codebooks of the model
 =================  ========================  ====================================================
@@ -32,7 +32,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import h5py
 import numpy as np
@@ -345,7 +345,7 @@ class RowWriter(Closing):
                 positions = order[np.searchsorted(item_ids[order], h5["ids"][()])]
                 for name, column in texts.items():
                     h5.create_dataset(
-                        f"texts/{quote(name, '')}",
+                        f"texts/{name.replace('%', '%25').replace('/', '%2F')}",
                         data=column[positions].tolist(),
                         dtype=h5py.string_dtype(),
                     )

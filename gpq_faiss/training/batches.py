@@ -68,7 +68,7 @@ def hold_out(
         return np.empty(0, np.int64)
     shuffled = np.random.default_rng([seed, HOLD_OUT]).permutation(labelled)
     # Spread the items of each class evenly, and take those with the smallest ranks: every class has
-    # its share of them, and the only item of a class stays in the training.
+    # its share of them, and the only item of a class stays in the training (up to a share of half).
     classes = labels.dense(shuffled, dtype=bool).argmax(axis=1)
     rank = np.empty(len(shuffled), np.int64)
     for c in np.unique(classes):

@@ -140,7 +140,7 @@ class Training:
         """Yield the remaining batches, on the device.
 
         Raises:
-            DataError: no item of a step is readable, or too many are not.
+            DataError: no labelled item of a step is readable, or too many items are not.
         """
         training = self.config.training
         sharing = self.group.rank, self.group.size

@@ -276,15 +276,21 @@ def test_joined_data_sets_of_different_classes_are_refused(folder):
     assert label_texts(open_data(ConcatDataset([ImageFolder("a")] * 2))) == ["cat", "dog"] * 2
 
 
-def test_a_table_of_labels_is_joined_by_a_column_of_the_data(folder):
-    put(folder, *PNGS)
-    items = pd.DataFrame({"sku": PNGS, "emb": list(X)})
+@pytest.mark.parametrize("keys", [PNGS, [99, 1, 2, 0, *range(4, N)], [7 * i for i in range(N)]])
+def test_tables_that_share_a_column_are_joined_by_it(folder, keys):
+    items = pd.DataFrame({"sku": keys, "emb": list(X), "f": X[:, 0]})
     items.to_parquet("i.parquet")
-    table = pd.DataFrame({"sku": PNGS, "label": CLASSES}).iloc[::-1].reset_index(drop=True)
-    for source in (items, "i.parquet", PNGS):
-        for options in ({}, {"id_column": "sku"}):
-            assert label_texts(open_data(source, labels=table, **options)) == CLASSES
-    labels = table.rename(columns={"sku": "file"})
+    table = pd.DataFrame({"f": X[::-1, 0], "sku": keys[::-1], "label": CLASSES[::-1]})
+    for source in (items, "i.parquet"):
+        assert label_texts(open_data(source, labels=table, id_column="sku")) == CLASSES
+        refused(source, "join them by --read id_column=sku", labels=table)
+        assert label_texts(open_data(source, labels=table[::-1].reset_index(drop=True))) == CLASSES
+
+
+def test_paths_are_the_names_of_images(folder):
+    put(folder, *PNGS)
+    labels = pd.DataFrame({"file": PNGS, "label": CLASSES}).iloc[::-1].reset_index(drop=True)
+    assert label_texts(open_data(PNGS, labels=labels)) == CLASSES
     refused([X[:3].astype(np.uint8)] * N, "no key of a label in 'file'", labels=labels)
 
 
@@ -295,8 +301,7 @@ def test_file_numbers_that_repeat_name_no_items(folder):
 
 def test_labels_that_are_a_column_of_the_frame(folder):
     frame = pd.DataFrame({"emb": list(X), "kind": CLASSES}).iloc[::-1]
-    names = pd.Series(PNGS)
-    data = open_data(frame, labels=frame["kind"], names=names)
+    data = open_data(frame, labels=frame["kind"], names=pd.Series(PNGS))
     assert (label_texts(data), [*data.texts["name"]]) == (CLASSES[::-1], PNGS[::-1])
     twice = pd.Series(CLASSES, index=[*range(6)] * 2)
     refused(X, r"no key of a label in 'index' .*labels.to_numpy", labels=twice)
@@ -764,7 +769,7 @@ def test_vectors_and_labels_in_one_object(folder):
         assert label_texts(open_data(source)) == Y.astype(str).tolist()
         np.testing.assert_array_equal(open_data(source).read(slice(None)), X)
     assert open_data(TensorDataset(torch.tensor(X))).labels is None
-    for convert in (list, tuple, torch.tensor):
+    for convert in (list, tuple, np.array):
         records = [
             {"embedding": convert(x.tolist()), "target": y, "id": 9 * y}
             for x, y in zip(X, Y.tolist(), strict=True)
