@@ -80,9 +80,6 @@ class Commands(click.Group):
         except GpqError as error:
             code = error.exit_code
             _say(error, shared=isinstance(error, UsageError | ProcessError | DeviceError))
-        except BrokenPipeError:
-            # `gpq ... | head`: nothing is wrong; keep Python from complaining at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except (ImportError, MemoryError, RuntimeError, OSError) as error:
             _say(_explained(error), shared=False)
         sys.exit(code)

@@ -48,8 +48,9 @@ def to_images(values: Any, size: int) -> NDArray[np.uint8]:
     """Return images uint8 [n, 3, size, size] of paths, encoded bytes, PIL images, arrays or
     tensors: one, a sequence (of any sizes), or a batch.
 
-    Arrays are uint8, or floats from 0 to 1, [H, W, 3], [3, H, W] or [H, W], and batches of these;
-    for images of 3 x 3 pixels the last axis is the colour. Other sizes are resized as in training
+    Arrays are uint8, or floats from 0 to 1, [H, W, 3], [3, H, W] or [H, W], and batches of these.
+    An array [3, H, W] is one image: give batches of grey images as [n, H, W, 1]. For images of 3 by
+    3 pixels the last axis is the colour. Other sizes are resized as in training
     (:func:`.images.resize_square`).
     """
     if isinstance(values, ENCODED):

@@ -98,8 +98,8 @@ class _RayEncoder(Encoder):
     def code_batches(
         self, dataset: Dataset, rows: Ids, *, start: int = 0, batch_size: int = 0
     ) -> Iterator[tuple[Ids, Codes]]:
-        """Yield rows and packed codes uint8 [n, code_size] of the items at ``rows[start:]``, which
-        are consecutive, in batches.
+        """Yield rows and packed codes uint8 [n, code_size] of the items at ``rows[start:]`` in
+        batches; ``rows`` are all rows of the data set.
         """
         with connected(self.address) as ray:
             has_gpu = self.worker_device != "cpu" and "GPU" in ray.cluster_resources()
@@ -111,7 +111,7 @@ class _RayEncoder(Encoder):
                 start, len(rows), batch_size * max(16, len(rows) // (10_000 * batch_size))
             )
             parts = ray.data.from_items(
-                [{"first": rows[i], "last": rows[i : i + starts.step][-1]} for i in starts],
+                [{"start": i, "stop": min(i + starts.step, len(rows))} for i in starts],
                 # An earlier run may have encoded all items, and ended before it wrote the file.
                 override_num_blocks=len(starts) or None,
             ).map_batches(
@@ -179,7 +179,7 @@ class _Worker:
         """
         try:
             encoder, dataset = self.opened
-            items = range(part["first"][0], part["last"][0] + 1)
+            items = range(part["start"][0], part["stop"][0])
             for readable, codes in encoder.code_batches(
                 dataset, np.array(items), batch_size=batch_size
             ):

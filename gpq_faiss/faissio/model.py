@@ -14,7 +14,7 @@ import numpy as np
 from ..codes.checks import Codes, Floats, check_codebooks, named_rows
 from ..codes.encode import decode, encode
 from ..errors import DataError, MismatchError
-from ..files import read_json
+from ..files import fingerprint, read_json
 from ..inputs import reading
 from ..store.rows import codebooks_fingerprint
 
@@ -124,12 +124,27 @@ def read_description(folder: str | Path) -> dict[str, Any]:
     return document
 
 
+def read_weights(model: ModelHeader) -> bytes:
+    """Return the contents of ``model.safetensors``.
+
+    Raises:
+        MismatchError: weights and ``config.json`` do not match.
+    """
+    path = model.folder / "model.safetensors"
+    content = path.read_bytes()
+    if fingerprint(content) != model.model_fingerprint:
+        raise MismatchError(
+            f"{path} does not belong to the config.json beside it: copy the whole folder again"
+        )
+    return content
+
+
 def read_model(model_dir: str | Path) -> ModelHeader:
     """Read codebooks and fingerprints of a model folder, without torch.
 
     Raises:
         DataError: a file is missing, damaged or of another format, or the codebooks are invalid.
-        MismatchError: weights and ``config.json`` do not match.
+        MismatchError: codebooks and ``config.json`` do not match.
     """
     from safetensors import safe_open
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..config import from_dict
 from ..data.protocols import Split
 from ..errors import DataError, MismatchError, one_line
-from ..faissio.model import FORMAT_VERSION, ModelHeader, read_model
+from ..faissio.model import FORMAT_VERSION, ModelHeader, read_model, read_weights
 from ..files import atomic_path, fingerprint, write_json
 from ..nn.backbones import backbone_plugin
 from ..store.rows import codebooks_fingerprint
@@ -89,11 +89,6 @@ def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
     path = folder / "model.safetensors"
     header = read_model(folder)
     description = header.description
-    content = path.read_bytes()
-    if fingerprint(content) != header.model_fingerprint:
-        raise MismatchError(
-            f"{path} does not belong to the config.json beside it: copy the whole folder again"
-        )
     try:
         settings = description["config"]
         origin = description.get("backbone_of")
@@ -109,7 +104,7 @@ def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
         network.load_state_dict(
             {
                 name.removeprefix("network."): tensor
-                for name, tensor in load(content).items()
+                for name, tensor in load(read_weights(header)).items()
                 if name != "codebooks"
             }
         )

@@ -472,11 +472,14 @@ class PosteriorCodes(CodeMethod):
         slow_trunk = not perceptron and (self.prototypes is not None or pretrained)
         trunk_rate = _CONVOLUTION_RATE if slow_trunk else 1.0
         class_rate = _CLASS_RATE if perceptron or pretrained else trunk_rate
-        class_parameters = {*head.parameters(), self.prototypes}
+        class_weights = {*head.parameters(), self.prototypes}
         trained = [p for p in self.parameters() if p.requires_grad]
         groups = [
-            {"params": [p for p in trained if p not in class_parameters], "times": trunk_rate},
-            {"params": [p for p in trained if p in class_parameters], "times": class_rate},
+            {
+                "params": [p for p in trained if p not in class_weights],
+                "rate_factor": trunk_rate,
+            },
+            {"params": [p for p in trained if p in class_weights], "rate_factor": class_rate},
         ]
         # One pass over the memory instead of several.
         return torch.optim.Adam(

@@ -110,7 +110,8 @@ class Backbone(nn.Module):
             )
 
     def freeze(self) -> None:
-        """Keep the weights and the batch-norm statistics of the first half of the trunk's layers.
+        """Keep the first half of the trunk's parameters, and the statistics of batch norms among
+        them.
 
         The first layers of a pretrained network fit other images as they are, and cost most.
         """
@@ -124,7 +125,7 @@ class Backbone(nn.Module):
         for module in self.modules():
             weights = list(module.parameters(recurse=False))
             if weights and not any(weight.requires_grad for weight in weights):
-                module.eval()
+                module.training = False  # not eval(), which also sets the layers below it
         return self
 
     def trunk_features(self, x: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ def resolve_device(name: str) -> torch.device:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
         name = "cuda" if count else "cpu"
-    if not re.fullmatch(r"cpu|cuda(:\d{1,2})?", name):
+    if not re.fullmatch(r"cpu|cuda(:(0|[1-9]\d?))?", name):
         raise UsageError(f"no device is called '{name}': use cpu, cuda, cuda:N or auto")
     device = torch.device("cuda:0" if name == "cuda" else name)
     if device.type == "cuda" and device.index >= count:

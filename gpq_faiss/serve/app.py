@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Form, HTTPException, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
+from fastapi.responses import FileResponse, JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi.staticfiles import StaticFiles
 from starlette.datastructures import Headers, MutableHeaders
@@ -44,7 +43,7 @@ def create_app(service: Service) -> FastAPI:
         title="gpq serve",
         version=__version__,
         description="Search an index of codes by image, vector or item; add and remove items.",
-        docs_url=None,
+        docs_url="/docs",
         redoc_url=None,
         responses=_PROBLEMS,
         exception_handlers=dict.fromkeys(
@@ -54,7 +53,6 @@ def create_app(service: Service) -> FastAPI:
     app.state.service = service
     app.get("/healthz")(health)
     app.get("/", include_in_schema=False)(page)
-    app.get("/docs", include_in_schema=False)(docs)
     app.mount("/page", StaticFiles(directory=_PAGE))
     # Without these dependencies, the OpenAPI description says that a route needs no token.
     may_read = [] if settings.is_local else [Depends(_check_token)]
@@ -102,8 +100,12 @@ async def _problem(_: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         field = ".".join(str(name)[:50] for name in first["loc"][1:])
-        message = " ".join(f"{field}: {first['msg']}".split())[:300]
-        if first["type"] in ("json_invalid", "dict_attributes_type", "model_attributes_type"):
+        text = f"{field}: {first['msg']}".removeprefix(": ").replace("Value error, ", "")
+        message = " ".join(text.split())[:300]
+        is_missing = first["type"] == "missing" and not field
+        if is_missing or first["type"] in (
+            *("json_invalid", "dict_attributes_type", "model_attributes_type"),
+        ):
             message = "the body must be an object of JSON, sent with content-type: application/json"
         elif "UploadFile" in message:
             message = f"{field}: a file is needed (curl -F {field}=@photo.jpg)"
@@ -160,16 +162,6 @@ async def health(service: Running) -> dict[str, str | int]:
 async def page() -> FileResponse:
     """Show the page."""
     return FileResponse(_PAGE / "index.html")
-
-
-async def docs() -> HTMLResponse:
-    """Show Swagger UI, which replaces the text of the page once it is loaded."""
-    text = (
-        "Swagger UI is loaded from cdn.jsdelivr.net, and this browser has not loaded it. "
-        '<a href="openapi.json">openapi.json</a> describes the requests, too.'
-    )
-    swagger = bytes(get_swagger_ui_html(openapi_url="openapi.json", title="gpq serve").body)
-    return HTMLResponse(swagger.replace(b'id="swagger-ui">', f'id="swagger-ui">{text}'.encode()))
 
 
 reading = APIRouter()
@@ -267,7 +259,7 @@ def info(service: Running) -> dict[str, Any]:
         "input_size": model.image_size or model.input_width,
         "labels": list(labels),
         "label_counts": [len(ids) for ids in labels.values()],
-        "thumbnails": catalogue.has_pictures,
+        "thumbnails": catalogue.has_pictures and model.input_kind == "images",
         "writable": service.live.writable,
         "max_k": service.settings.max_k,
         "max_upload": service.settings.max_upload,

@@ -106,18 +106,17 @@ class Catalogue:
         """Return the ids of up to ``k`` items, taken from the labels in round robin.
 
         Args:
-            names: the labels to sample; empty: all. If no item has a label, any items are taken.
+            names: the labels to sample; empty: all, and then any other items.
 
         Raises:
             DataError: a label is unknown.
         """
-        columns = self._ids_of(names)
-        if not columns:
-            blocks = self.live.index.blocks(k)
-            return list(itertools.islice((id_ for _, ids in blocks for id_ in ids.tolist()), k))
-        rounds = itertools.zip_longest(*(column[:k].tolist() for column in columns))
-        ids_in_turn = itertools.chain.from_iterable(rounds)
-        return [id_ for id_ in dict.fromkeys(ids_in_turn) if id_ is not None][:k]
+        rounds = itertools.zip_longest(*(ids[:k].tolist() for ids in self._ids_of(names)))
+        labelled = itertools.chain.from_iterable(rounds)
+        # Of 2 k items, at least k are not among those before them.
+        items = (id_ for _, ids in self.live.index.blocks(k) for id_ in ids.tolist())
+        listed = itertools.chain(labelled, itertools.islice(items, 0 if names else 2 * k))
+        return [id_ for id_ in dict.fromkeys(listed) if id_ is not None][:k]
 
     # Pictures -----------------------------------------------------------------------------------
 

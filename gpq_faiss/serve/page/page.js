@@ -13,7 +13,7 @@ const state = {
 // Ids have 64 bits and JavaScript's numbers only 53, so ids are kept as text.
 const read = async (response) =>
   JSON.parse((await response.text()).replace(/"id":\s*(-?\d+)/g, '"id":"$1"'));
-const isId = (text) => /^-?\d{1,19}$/.test(text);
+const isId = (text) => /^-?(0|[1-9]\d{0,18})$/.test(text);
 const number = (n) => n.toLocaleString("en");
 const element = (tag, properties, ...children) => {
   const node = Object.assign(document.createElement(tag), properties);
