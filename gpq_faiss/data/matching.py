@@ -463,11 +463,12 @@ def _matched(dataset: Dataset, table: Table, o: Options, source: str) -> Dataset
     shared = [
         column.name
         for column in columns
-        if column.name in getattr(dataset.table, "kinds", ())
+        if match is None
+        and column.name in getattr(dataset.table, "kinds", ())
         and (column.are_texts or all(map(WHOLE.fullmatch, column.keys)))
         and column.keys != list(map(_key, dataset.table.values(column.name).tolist()))
     ]
-    if match is None and shared:
+    if shared:
         raise DataError(
             f"{source}: the data has {shared[0]!r}, too, with other values or in another order: "
             f"join them by --read id_column={shared[0]}, or leave the column out"

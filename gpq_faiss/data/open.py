@@ -453,9 +453,7 @@ def _opener(source: Any) -> tuple[str, Callable[[Any, Options], Dataset], str, o
     if hasattr(source, "ndim") and not is_column:
         return "an array", open_array, "", source
     items = list(source) if is_column else source
-    if isinstance(items, list) and {isinstance(item, str | os.PathLike) for item in items} == {
-        True
-    }:
+    if isinstance(items, list) and all(isinstance(x, str | os.PathLike) for x in items or [None]):
         return (
             "a list of paths",
             lambda paths, o: image_files("the paths", paths, paths, max_bad=o.max_bad),
