@@ -12,7 +12,7 @@ import gpq_faiss as gpq
 
 encoder = gpq.Encoder.load("model")
 xq, _ = encoder.embed(np.load("queries.npy")[:1], queries=True)
-gpq.export("model", "codebooks.npz", to="numpy")
+gpq.export("model", "codebooks.npz", to="numpy", overwrite=True)
 fused = np.load("codebooks.npz")["fused"]  # float32 [bytes, 256, 2d]
 # An odd number of codebooks ends in half a byte.
 padded = np.zeros(fused.shape[0] * fused.shape[2], np.float32)

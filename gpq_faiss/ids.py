@@ -36,7 +36,8 @@ def whole_numbers(ids: Any, source_name: str) -> NDArray[np.int64]:
             return numbers
     raise DataError(
         f"{source_name}: {array.dtype} {list(array.shape)}, "
-        "expected ids: whole numbers of signed 64 bits, none missing, no header line"
+        "expected ids: whole numbers of signed 64 bits, none missing, no header line; texts may be "
+        "names (--read names)"
     )
 
 

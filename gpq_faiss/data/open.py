@@ -437,11 +437,12 @@ def _opener(source: Any) -> tuple[str, Callable[[Any, Options], Dataset], str, o
         kind.__module__.partition(".")[0] for kind in type(source).__mro__
     }:
         return "a Hugging Face data set", open_hf, _TABLE, source
-    # Records, as of an API: dicts with a vector, or with the path or bytes of an image and an id.
+    # Records, as of an API: dicts with a vector, or with the path or bytes of an image.
     if isinstance(source, list) and {isinstance(row, Mapping) for row in source} == {True}:
         vector, image = (source[0].get(usual(role, source[0])) for role in ("vectors", "images"))
         if (isinstance(vector, list | tuple | np.ndarray) and np.ndim(vector[:1]) == 1) or (
-            isinstance(image, str | bytes) and usual("ids", source[0])
+            isinstance(image, str | bytes)
+            and all(isinstance(x, str | bytes | int | float | None) for x in source[0].values())
         ):
             source = frame_table(source).data
     if hasattr(source, "__arrow_c_stream__") and not hasattr(source, "to_frame"):

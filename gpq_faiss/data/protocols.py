@@ -227,8 +227,9 @@ def make_split(
         training = usable & ~query
         if protocol != "none" and not query.any():
             raise DataError(
-                f"{len(labels):,} items of {labels.n_classes:,} classes are too few for queries"
-                f" of protocol {protocol}: use protocol none"
+                f"{has_label.sum():,} labelled items of {labels.n_classes:,} classes are too few "
+                f"for queries of protocol {protocol}: use protocol none, which trains on all, or "
+                "name a number of queries"
             )
         chosen = _choose(visible, training, spec, seed, _LABELLED, ids)
         empty = np.flatnonzero(visible.take(chosen).counts() == 0)

@@ -384,7 +384,16 @@ class Table:
             *o.keep,
             usual("labels", self.kinds),
         }
-        lists = [name for name in self.of_kind("list") if name not in used]
+        # Also lists in texts, as pandas writes them to CSV.
+        lists = [
+            name
+            for name in self.of_kind("list", "text")
+            if name not in used
+            and (
+                self.kinds[name] == "list"
+                or (usual("vectors", [name]) and "".join(self.texts(name)[:1]).startswith("["))
+            )
+        ]
         prefixes = {
             name: re.sub(r"\d+$", "", name)
             for name in self.kinds

@@ -145,7 +145,7 @@ def _panels(experiment: Experiment, run: Run) -> Iterator[tuple[str, Any, Any]]:
     noise = np.random.default_rng(0).standard_normal((len(vectors), 1)).clip(-2.5, 2.5)
     for m, codewords in enumerate(Z):
         points = vectors[:, 2 * m : 2 * m + 2] * (1 + 0.12 * noise)
-        yield f"{head}, codebook {m + 1}", points, codewords
+        yield f"{head}\ncodebook {m + 1}", points, codewords
 
 
 def _draw_points(experiment: Experiment, out: Path, *, overwrite: bool) -> Pictures:

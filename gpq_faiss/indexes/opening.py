@@ -103,7 +103,7 @@ def _from_faiss(source: Any, name: str) -> Index:
     if type(pq_index) is not faiss.IndexPQ or not 2 <= pq_index.pq.nbits <= 8:
         raise DataError(
             f"{name} is {type(pq_index).__name__}, not codes of a product quantiser "
-            "(IndexPQ of 2 to 8 bits): search it by Faiss itself, or index its codes by gpq index"
+            "(IndexPQ of 2 to 8 bits): search it by Faiss itself, or index codes.h5 (gpq index)"
         )
     metric = pq_index.metric_type
     if metric not in METRICS or not pq_index.is_trained:

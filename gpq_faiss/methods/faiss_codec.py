@@ -71,7 +71,7 @@ class FaissCodec(Coder):
             reason = str(error).strip().rpartition(": ")[2]
             raise UsageError(
                 f"{self.name}: Faiss refuses this codec for {len(x):,} training vectors of width "
-                f"{x.shape[1]} ({reason}): see Faiss' index_factory"
+                f"{x.shape[1]} ({reason}): leave it out, or take a shorter code"
             ) from None
 
     def _train(self, x: Floats) -> None:
@@ -91,6 +91,7 @@ class FaissCodec(Coder):
             use_all_rows(pq, self.seed)
         elif isinstance(codec, faiss.IndexResidualQuantizer):
             codec.rq.cp.seed = self.seed + 1
+            codec.rq.cp.min_points_per_centroid = 1  # fewer than 39 only print a warning
         elif isinstance(codec, faiss.IndexLocalSearchQuantizer):
             codec.lsq.random_seed = self.seed + 1
         for transform in map(faiss.downcast_VectorTransform, self._transforms):

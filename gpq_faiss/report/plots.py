@@ -106,6 +106,7 @@ def plot_curves(
         raise DataError("nothing to plot: give one line at least")
     with picture(out, 8.0, max(4.2, 0.24 * len(curves)), overwrite=overwrite) as figure:
         axes = figure.add_subplot(xlabel=x, ylabel=y, title=title)
+        axes.set_xscale("log" if log_x else "linear")  # which also sets the ticks
         for i, (name, values) in enumerate(curves.items()):
             x_values, y_values, *errors = (np.asarray(column, np.float64) for column in values)
             axes.errorbar(
@@ -115,7 +116,9 @@ def plot_curves(
                 color=COLOURS[i % len(COLOURS)],
                 linestyle=_DASHES[i // len(COLOURS) % len(_DASHES)],
                 linewidth=1.7,
-                marker=_MARKERS[i % len(_MARKERS)] if len(x_values) <= 15 else None,
+                marker=_MARKERS[(i + i // len(COLOURS)) % len(_MARKERS)]
+                if len(x_values) <= 15
+                else None,
                 markersize=6 if len(x_values) == 1 else 4,
                 capsize=3,
                 elinewidth=1,
@@ -123,7 +126,6 @@ def plot_curves(
             )
             if errors:
                 axes.set_xticks(x_values)
-        axes.set_xscale("log" if log_x else "linear")
         axes.set_ylim(bottom=0)
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return Path(out)

@@ -6,6 +6,7 @@ as in Faiss, with codebooks, ids and labels. Memory does not grow with the data.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import logging
 from pathlib import Path
@@ -21,6 +22,7 @@ from ..errors import DataError, UsageError
 from ..faissio.model import encode_items
 from ..files import check_output
 from ..progress import stage
+from ..store.hdf5 import open_hdf5
 from ..store.rows import Header, RowReader, RowWriter, discard_unfinished, row_blocks
 
 log = logging.getLogger(__name__)
@@ -95,6 +97,15 @@ def encode(
         inputs |= {*source.glob("*.*")}
     if not inputs.isdisjoint((out.resolve(), path.resolve())):
         raise UsageError(f"{dataset.name} would be replaced: choose another output than {out}")
+    if keep_features and path.exists():
+        is_ours = False
+        with contextlib.suppress(DataError), open_hdf5(path) as h5:
+            is_ours = "model_fingerprint" in h5.attrs
+        if not is_ours:
+            raise DataError(
+                f"{path} is not a file of gpq encode, and is not replaced: choose another output, "
+                "or leave the features out (--no-features)"
+            )
     # Opened first: it keeps other processes from this output while the network runs.
     with RowWriter(out, make_header("codes", encoder, dataset), overwrite=overwrite) as writer:
         if not keep_features:

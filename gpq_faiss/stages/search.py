@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,7 +47,7 @@ def search(
     queries: object,
     *,
     k: int = 10,
-    rows: str | None = None,
+    rows: str | Sequence[int] | None = None,
     allow: IdList | None = None,
     deny: IdList | None = None,
 ) -> SearchResult:
@@ -60,7 +60,7 @@ def search(
             with its codebooks. Changes of a service beside it are applied.
         queries: an image, or anything that :func:`gpq_faiss.open_data` accepts.
         k: number of results for each query, 1 to the number of items.
-        rows: use only these queries (``"0:8"``).
+        rows: use only these queries: ``"0:8"``, or row numbers.
         allow: search only the items with these ids.
         deny: leave out the items with these ids.
 
@@ -82,7 +82,8 @@ def search(
                 f"({encoder.codebooks_fingerprint}): build the index with this model"
             )
         dataset = open_data(queries)
-        positions = parse_rows(":" if rows is None else rows, len(dataset))
+        text = rows if isinstance(rows, str) else ",".join(map(str, rows or ())) or ":"
+        positions = parse_rows(text, len(dataset))
         positions, vectors = encoder.embed_rows(dataset, positions, queries=True)
         searched: Index | DeviceIndex = opened
         description = f"{opened.ntotal:,} items"

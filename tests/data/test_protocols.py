@@ -151,7 +151,12 @@ def test_files_of_labelled_items_and_of_queries(tmp_path):
         ),
         (FEW, "1", {"queries": 0}, "--queries 0-per-class: write N-per-class"),
         (open_data("digits"), "1", {"labelled": "5000-per-class"}, "digits: class"),
-        (Labels.from_ids([0, 1, 1]), "1", {}, "3 items of 2 classes are too few for queries"),
+        (
+            Labels.from_ids([0, 1, 1]),
+            "1",
+            {},
+            "3 labelled items of 2 classes are too few for queries",
+        ),
         (open_data(np.ones((9, 2))), "1", {}, "^array: no item has a label"),
         (NO_FOX, "1", {}, "no labelled item for class 'fox'"),
         (
@@ -160,7 +165,7 @@ def test_files_of_labelled_items_and_of_queries(tmp_path):
             {},
             "for class '0' of 0 items: .*number classes 0, 1, 2",
         ),
-        (ONE, "2", {}, "1,000 items of 1 classes are too few for queries of protocol 2"),
+        (ONE, "2", {}, "1,000 labelled items of 1 classes are too few for queries of protocol 2"),
         (Labels.from_ids([0, 1]), "transfer", {}, "too few for queries of protocol transfer"),
     ],
 )
