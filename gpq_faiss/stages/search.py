@@ -43,7 +43,7 @@ _RESULT_NAMES = {*_COLUMNS, "ids", "names", "scores", "file_hash"}
 
 def search(
     model: str | Path | Encoder | OnnxEncoder,
-    index: str | Path,
+    index: str | Path | Index,
     queries: object,
     *,
     k: int = 10,
@@ -56,10 +56,10 @@ def search(
     Args:
         model: a model folder, an ONNX file of ``gpq export-encoder``, which needs no torch, or an
             :class:`..encoder.Encoder`; if that is on a GPU, the search runs there too.
-        index: an ``index.faiss``, ``index.lists`` or ``codes.h5`` of the model, or any ``IndexPQ``
-            with its codebooks. Changes of a service beside it are applied.
+        index: an ``index.faiss``, ``index.lists`` or ``codes.h5`` of the model, any ``IndexPQ``
+            with its codebooks, or an open index. Changes of a service beside it are applied.
         queries: an image, or anything that :func:`gpq_faiss.open_data` accepts.
-        k: number of results for each query, 1 to the number of items.
+        k: number of results for each query; at most that of the items.
         rows: use only these queries: ``"0:8"``, or row numbers.
         allow: search only the items with these ids.
         deny: leave out the items with these ids.
@@ -75,7 +75,8 @@ def search(
         UsageError: an option is out of range.
     """
     encoder = open_encoder(model) if isinstance(model, str | Path) else model
-    with open_index(index) as opened, gpu_memory(_FITS):
+    opening = contextlib.nullcontext(index) if isinstance(index, Index) else open_index(index)
+    with opening as opened, gpu_memory(_FITS):
         if opened.fingerprint != encoder.codebooks_fingerprint:
             raise MismatchError(
                 f"{index} has other codebooks ({opened.fingerprint}) than {encoder.source} "
@@ -92,7 +93,7 @@ def search(
 
             searched = to_gpu(opened, str(encoder.device))
             description += f" on {encoder.device}"
-        scores, item_ids = searched.search(vectors, k, allow=allow, deny=deny)
+        scores, item_ids = searched.search(vectors, min(k, opened.ntotal), allow=allow, deny=deny)
         source = opened.items or ItemSource()
         items = {number: source.item(number) for number in np.unique(item_ids).tolist()}
     # An item that a service has added may have the id of another one of the data.
