@@ -217,7 +217,7 @@ def open_lists(path: Path) -> tuple[InvertedLists, int]:
             arrays[name] = array.reshape(entry["shape"])
         prefix = int(arrays.pop("prefix")[0])
         crc = int(arrays.pop("crc")[0])
-        lists = InvertedLists(prefix=prefix, is_l2=False, **arrays)
+        lists = InvertedLists(prefix=prefix, **arrays)
         M, K, _ = lists.codebooks.shape
         names, ends, blocks, starts, members = lists.arrays[4:9]
         rows = int(ends[-1])

@@ -175,7 +175,6 @@ class InvertedLists:
         blocks: Codes,
         starts: NDArray[Any],
         members: NDArray[Any],
-        is_l2: bool = False,
     ) -> None:
         self.codebooks = codebooks
         self.n = self.ntotal = len(members)
@@ -184,7 +183,7 @@ class InvertedLists:
         arrays = np.append(first, len(names)), names, ends, blocks, starts, members
         for array in (transposed, *arrays):
             array.flags.writeable = False  # as mapped ones are, so that loops are compiled once
-        self.arrays = Lists(transposed, is_l2, prefix, *arrays, _NO_MASK)
+        self.arrays = Lists(transposed, False, prefix, *arrays, _NO_MASK)
 
     @classmethod
     def build(cls, codes: Codes, ids: Ids, Z: Floats, *, is_l2: bool = False) -> Self:
@@ -211,7 +210,9 @@ class InvertedLists:
             starts = starts[:0]
         starts = starts.astype(number_type(len(ids)))
         members = ids.astype(number_type(int(ids.max()), int(ids.min())))
-        return cls(Z, prefix, names, ends, blocks_of(distinct), starts, members, is_l2)
+        lists = cls(Z, prefix, names, ends, blocks_of(distinct), starts, members)
+        lists.arrays = lists.arrays._replace(is_l2=is_l2)
+        return lists
 
     def search(self, xq: Floats, k: int, *, threads: int | None = None) -> tuple[Floats, Ids]:
         """Return the k best items of each query.

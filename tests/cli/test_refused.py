@@ -52,7 +52,6 @@ def test_wrong_training_is_one_line(folder, options, code, message):
         (f"{ENCODE} --ray local --batch-size -1", 2, "--batch-size -1"),
         (f"{EVALUATE} --run a.qrels", 2, "name the run otherwise"),
         (f"{SEARCH} -k 0", 2, "k"),
-        (f"{SEARCH} -k 100000", 2, "100000"),
         (f"{SEARCH} --rows 100", 2, "--rows 100"),
         (f"{SEARCH} --rows 5:2", 2, "--rows 5:2"),
         (f"{SEARCH} --rows 1:2:3:4", 2, "--rows 1:2:3:4"),
