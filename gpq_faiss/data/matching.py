@@ -486,7 +486,7 @@ def _matched(dataset: Dataset, table: Table, o: Options, source: str) -> Dataset
         )
     if way == "row number":
         dataset.notes.append("ids are row numbers, from 0")
-    rest = f" ({len(other_keys):,} rows are of other items)" * bool(other_keys)
-    method = f"matched by {'id' if way == 'row number' else way} in {column.name!r}{rest}"
+    remainder = f" ({len(other_keys):,} rows are of other items)" * bool(other_keys)
+    method = f"matched by {'id' if way == 'row number' else way} in {column.name!r}{remainder}"
     items = np.array([match.item_of.get(key, -1) for key in column.keys])
     return replace(dataset, labels=labels.of_items(items, n), label_source=(source, method))
