@@ -8,12 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import faiss
 import numpy as np
 
 from ..codes.bits import bits_per_code, code_size
 from ..encoder import read_encoder_metadata
 from ..errors import DataError
 from ..faissio.convert import METRICS
+from ..faissio.files import read_index
 from ..faissio.model import read_model, read_weights
 from ..indexes.opening import file_kind, open_index
 from ..store.changes import changes_path, read_changes
@@ -53,6 +55,18 @@ def _file(path: Path) -> dict[str, Any]:
     kind = file_kind(path)
     if kind == "rows":
         return _rows(path)
+    if kind == "faiss":
+        index = faiss.downcast_index(read_index(path))
+        if isinstance(index, faiss.IndexIDMap):
+            index = faiss.downcast_index(index.index)
+        if type(index) is not faiss.IndexPQ or not index.ntotal:
+            return {
+                "kind": "index",
+                "form": f"{type(index).__name__}, searched by Faiss alone",
+                "ntotal": index.ntotal,
+                "dimension": index.d,
+                "metric": METRICS.get(index.metric_type, str(index.metric_type)),
+            }
     if kind in ("faiss", "lists"):
         return _index(path)
     if path.suffix.lower() in (".onnx", ".pt2"):

@@ -27,7 +27,8 @@ def files(tmp_path_factory, encoders):
     gpq.encode(model, data, root / "codes.h5")
     for name in ("index.faiss", "index.lists"):
         gpq.index(model, root / "codes.h5", root / name)
-    names = "features.h5", "codes.h5", "index.faiss", "index.lists"
+    gpq.index(model, root / "codes.h5", root / "ivf.faiss", kind="ivf")
+    names = "features.h5", "codes.h5", "index.faiss", "index.lists", "ivf.faiss"
     return {"model": model, "onnx": onnx, "pt2": pt2, **{name: root / name for name in names}}
 
 
@@ -61,6 +62,15 @@ def test_every_kind_is_described(files, name, expected):
 
 
 # Damaged and foreign ------------------------------------------------------------------------------
+
+
+def test_an_index_that_faiss_alone_searches_is_described(files):
+    expected = {
+        "ntotal": N,
+        "form": "IndexIVFPQ, searched by Faiss alone",
+        "metric": "inner product",
+    }
+    assert expected.items() <= info(files["ivf.faiss"]).items()
 
 
 @pytest.mark.parametrize(
