@@ -56,7 +56,8 @@ def _file(path: Path) -> dict[str, Any]:
     if kind == "rows":
         return _rows(path)
     if kind == "faiss":
-        index = faiss.downcast_index(read_index(path))
+        opened = read_index(path)  # which owns the index within
+        index = faiss.downcast_index(opened)
         if isinstance(index, faiss.IndexIDMap):
             index = faiss.downcast_index(index.index)
         if type(index) is not faiss.IndexPQ or not index.ntotal:

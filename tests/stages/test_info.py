@@ -25,9 +25,8 @@ def files(tmp_path_factory, encoders):
     names = ("cat", "dog", "owl")
     data = gpq.open_data(root / "data.npy", labels=Labels.from_ids(labels, names))
     gpq.encode(model, data, root / "codes.h5")
-    for name in ("index.faiss", "index.lists"):
-        gpq.index(model, root / "codes.h5", root / name)
-    gpq.index(model, root / "codes.h5", root / "ivf.faiss", kind="ivf")
+    for name, kind in (("index.faiss", "flat"), ("index.lists", "flat"), ("ivf.faiss", "ivf")):
+        gpq.index(model, root / "codes.h5", root / name, kind=kind)
     names = "features.h5", "codes.h5", "index.faiss", "index.lists", "ivf.faiss"
     return {"model": model, "onnx": onnx, "pt2": pt2, **{name: root / name for name in names}}
 
@@ -65,12 +64,8 @@ def test_every_kind_is_described(files, name, expected):
 
 
 def test_an_index_that_faiss_alone_searches_is_described(files):
-    expected = {
-        "ntotal": N,
-        "form": "IndexIVFPQ, searched by Faiss alone",
-        "metric": "inner product",
-    }
-    assert expected.items() <= info(files["ivf.faiss"]).items()
+    expected = {"ntotal": N, "form": "IndexIVFPQ, searched by Faiss alone"}.items()
+    assert expected <= info(files["ivf.faiss"]).items()
 
 
 @pytest.mark.parametrize(
