@@ -464,14 +464,16 @@ def _matched(dataset: Dataset, table: Table, o: Options, source: str) -> Dataset
         column.name
         for column in columns
         if match is None
-        and column.name in getattr(dataset.table, "kinds", ())
+        and column.name in {*getattr(dataset.table, "kinds", ())} - {*labels.class_names}
+        and usual("labels", [column.name]) is None
         and (column.are_texts or all(map(WHOLE.fullmatch, column.keys)))
         and column.keys != list(map(_key, dataset.table.values(column.name).tolist()))
     ]
     if shared:
         raise DataError(
             f"{source}: the data has {shared[0]!r}, too, with other values or in another order: "
-            f"join them by --read id_column={shared[0]}, or leave the column out"
+            f"join them by --read names={shared[0]} and id_column={shared[0]}, or leave the column "
+            "out"
         )
     if match is None:
         return _in_order(dataset, labels, source, table, [*other_names, *by_name])

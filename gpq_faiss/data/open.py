@@ -140,8 +140,13 @@ def open_list(path: str, o: Options) -> Dataset:
         read_text(file, "a list of images"),
         re.MULTILINE,
     )
-    has_header = lines[:1] and not lines[0][1] and lines[-1][1] and not is_image_name(lines[0][0])
-    paths, labels = np.array(lines[bool(has_header) :], np.str_).reshape(-1, 2).T
+    has_header = (
+        bool(lines)
+        and not (lines[0][1] or is_image_name(lines[0][0]))
+        and bool(lines[-1][1] or is_image_name(lines[-1][0]))
+        and not Path(o.root or file.parent, lines[0][0]).exists()
+    )
+    paths, labels = np.array(lines[has_header:], np.str_).reshape(-1, 2).T
     return open_table(
         f"list:{path}",
         Table(str(file), {"image": paths, "label": labels}),
@@ -440,11 +445,16 @@ def _opener(source: Any) -> tuple[str, Callable[[Any, Options], Dataset], str, o
     # Records, as of an API: dicts with a vector, or with the path or bytes of an image.
     if isinstance(source, list) and {isinstance(row, Mapping) for row in source} == {True}:
         vector, image = (source[0].get(usual(role, source[0])) for role in ("vectors", "images"))
-        if (isinstance(vector, list | tuple | np.ndarray) and np.ndim(vector[:1]) == 1) or (
-            isinstance(image, str | bytes)
-            and all(isinstance(x, str | bytes | int | float | None) for x in source[0].values())
+        if isinstance(image, str | bytes) or (
+            (isinstance(vector, list | tuple | np.ndarray) or hasattr(vector, "detach"))
+            and np.ndim(to_numpy(vector[:1])) == 1
         ):
-            source = frame_table(source).data
+            source = frame_table(
+                [
+                    {name: x.tolist() if hasattr(x, "detach") else x for name, x in row.items()}
+                    for row in source
+                ]
+            ).data
     if hasattr(source, "__arrow_c_stream__") and not hasattr(source, "to_frame"):
         return "a table", partial(open_table, type(source).__name__), _TABLE, frame_table(source)
     # One column of pandas or polars, or an array of objects.

@@ -391,7 +391,7 @@ class Table:
             if name not in used
             and (
                 self.kinds[name] == "list"
-                or (usual("vectors", [name]) and "".join(self.texts(name)[:1]).startswith("["))
+                or (usual("vectors", [name]) and len(self.matrix(name).shape) == 2)
             )
         ]
         prefixes = {

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Form, HTTPException, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi.staticfiles import StaticFiles
 from starlette.datastructures import Headers, MutableHeaders
@@ -43,7 +44,7 @@ def create_app(service: Service) -> FastAPI:
         title="gpq serve",
         version=__version__,
         description="Search an index of codes by image, vector or item; add and remove items.",
-        docs_url="/docs",
+        docs_url=None,
         redoc_url=None,
         responses=_PROBLEMS,
         exception_handlers=dict.fromkeys(
@@ -53,6 +54,7 @@ def create_app(service: Service) -> FastAPI:
     app.state.service = service
     app.get("/healthz")(health)
     app.get("/", include_in_schema=False)(page)
+    app.get("/docs", include_in_schema=False)(docs)
     app.mount("/page", StaticFiles(directory=_PAGE))
     # Without these dependencies, the OpenAPI description says that a route needs no token.
     may_read = [] if settings.is_local else [Depends(_check_token)]
@@ -162,6 +164,11 @@ async def health(service: Running) -> dict[str, str | int]:
 async def page() -> FileResponse:
     """Show the page."""
     return FileResponse(_PAGE / "index.html")
+
+
+async def docs() -> HTMLResponse:
+    """Show Swagger UI, also below a path of a proxy."""
+    return get_swagger_ui_html(openapi_url="openapi.json", title="gpq serve")
 
 
 reading = APIRouter()

@@ -6,7 +6,6 @@ as in Faiss, with codebooks, ids and labels. Memory does not grow with the data.
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import logging
 from pathlib import Path
@@ -28,6 +27,7 @@ from ..store.rows import Header, RowReader, RowWriter, discard_unfinished, row_b
 log = logging.getLogger(__name__)
 
 _BLOCK_BYTES = 4 << 20
+_ADVICE = "choose another output, or leave the features out (--no-features)"
 
 
 def make_header(kind: Literal["features", "codes"], encoder: Encoder, dataset: Dataset) -> Header:
@@ -91,21 +91,17 @@ def encode(
     check_unique(dataset.ids, dataset.name)
     name = out.name.replace("codes", "features")
     path = out.with_name(f"{out.stem}.features{out.suffix}" if name == out.name else name)
-    source = Path(dataset.name.partition(":")[2]).expanduser().resolve()
+    _, colon, text = dataset.name.partition(":")  # no path of an object in memory
+    source = Path(text).expanduser().resolve()
     inputs = {source, *map(Path, glob.glob(str(source)))}
     if isinstance(dataset, FeatureDataset):  # possibly of a folder
         inputs |= {*source.glob("*.*")}
-    if not inputs.isdisjoint((out.resolve(), path.resolve())):
+    if colon and not inputs.isdisjoint((out.resolve(), path.resolve())):
         raise UsageError(f"{dataset.name} would be replaced: choose another output than {out}")
     if keep_features and path.exists():
-        is_ours = False
-        with contextlib.suppress(DataError), open_hdf5(path) as h5:
-            is_ours = "model_fingerprint" in h5.attrs
-        if not is_ours:
-            raise DataError(
-                f"{path} is not a file of gpq encode, and is not replaced: choose another output, "
-                "or leave the features out (--no-features)"
-            )
+        with open_hdf5(path, f"a file of gpq encode, which is replaced: {_ADVICE}") as h5:
+            if "model_fingerprint" not in h5.attrs:
+                raise DataError(f"not a file of gpq encode, and is not replaced: {_ADVICE}")
     # Opened first: it keeps other processes from this output while the network runs.
     with RowWriter(out, make_header("codes", encoder, dataset), overwrite=overwrite) as writer:
         if not keep_features:

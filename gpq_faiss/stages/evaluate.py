@@ -239,7 +239,6 @@ def _evaluate_codes(
         Z = reader.header.codebooks
         packed = np.asarray(reader.values)
         ids = np.asarray(reader.ids)
-        is_same = reader.header.data_fingerprint == queries.fingerprint
     if not {*labels.class_names} & {*query_labels.class_names}:
         raise DataError(
             f"no class of {queries.name} ({query_labels.class_names[0]}, ...) is one of {codes} "
@@ -260,7 +259,8 @@ def _evaluate_codes(
     notes = (
         f"queries are all labelled items of {queries.name}, the database those of {codes}",
         "NN10@100 is not measured: it needs the inputs, and only codes are given",
-        *["the queries are in the database, too, and find themselves first"] * is_same,
+        *["the queries are in the database, too, and find themselves first"]
+        * (reader.header.data_fingerprint == queries.fingerprint),
     )
     ranking = coded.rank(query_labels, labels, **options)
     measured = {name: Row(ranking, bits=encoder.bits, model_fingerprint=encoder.fingerprint)}

@@ -55,21 +55,8 @@ def _file(path: Path) -> dict[str, Any]:
     kind = file_kind(path)
     if kind == "rows":
         return _rows(path)
-    if kind == "faiss":
-        opened = read_index(path)  # which owns the index within
-        index = faiss.downcast_index(opened)
-        if isinstance(index, faiss.IndexIDMap):
-            index = faiss.downcast_index(index.index)
-        if type(index) is not faiss.IndexPQ or not index.ntotal:
-            return {
-                "kind": "index",
-                "form": f"{type(index).__name__}, searched by Faiss alone",
-                "ntotal": index.ntotal,
-                "dimension": index.d,
-                "metric": METRICS.get(index.metric_type, str(index.metric_type)),
-            }
     if kind in ("faiss", "lists"):
-        return _index(path)
+        return (_foreign_index if kind == "faiss" else _index)(path)
     if path.suffix.lower() in (".onnx", ".pt2"):
         return _encoder(path)
     raise DataError(f"{path}: content of the form {kind}: {_SUPPORTED}")
@@ -133,6 +120,23 @@ def _encoder(path: Path) -> dict[str, Any]:
         "classes": len(metadata.class_names),
     }
     return {**metadata.model_dump(exclude_defaults=True), **sizes, **shape, "kind": "encoder"}
+
+
+def _foreign_index(path: Path) -> dict[str, Any]:
+    """Describe an index of Faiss, at length if :func:`open_index` searches it."""
+    opened = read_index(path)  # which owns the index within
+    index = faiss.downcast_index(opened)
+    if isinstance(index, faiss.IndexIDMap):
+        index = faiss.downcast_index(index.index)
+    if type(index) is faiss.IndexPQ and index.pq.nbits <= 8 and index.ntotal:
+        return _index(path)
+    return {
+        "kind": "index",
+        "form": f"{type(index).__name__}, {'searched by Faiss alone' if index.ntotal else 'empty'}",
+        "ntotal": index.ntotal,
+        "dimension": index.d,
+        "metric": METRICS.get(index.metric_type, str(index.metric_type)),
+    }
 
 
 def _index(path: Path) -> dict[str, Any]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from ..codes.checks import Ids
 from ..data.base import Dataset, ImageDataset
@@ -47,7 +47,7 @@ def search(
     queries: object,
     *,
     k: int = 10,
-    rows: str | Sequence[int] | None = None,
+    rows: str | ArrayLike | None = None,
     allow: IdList | None = None,
     deny: IdList | None = None,
 ) -> SearchResult:
@@ -83,7 +83,8 @@ def search(
                 f"({encoder.codebooks_fingerprint}): build the index with this model"
             )
         dataset = open_data(queries)
-        text = rows if isinstance(rows, str) else ",".join(map(str, rows or ())) or ":"
+        rows = ":" if rows is None else rows
+        text = rows if isinstance(rows, str) else ",".join(map(str, np.asarray(rows).tolist()))
         positions = parse_rows(text, len(dataset))
         positions, vectors = encoder.embed_rows(dataset, positions, queries=True)
         searched: Index | DeviceIndex = opened
@@ -93,7 +94,9 @@ def search(
 
             searched = to_gpu(opened, str(encoder.device))
             description += f" on {encoder.device}"
-        scores, item_ids = searched.search(vectors, min(k, opened.ntotal), allow=allow, deny=deny)
+        scores, item_ids = searched.search(
+            vectors, min(k, opened.ntotal) if isinstance(k, int) else k, allow=allow, deny=deny
+        )
         source = opened.items or ItemSource()
         items = {number: source.item(number) for number in np.unique(item_ids).tolist()}
     # An item that a service has added may have the id of another one of the data.

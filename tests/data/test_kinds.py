@@ -282,8 +282,8 @@ def test_tables_that_share_a_column_are_joined_by_it(folder, keys):
     items.to_parquet("i.parquet")
     table = pd.DataFrame({"f": X[::-1, 0], "sku": keys[::-1], "label": CLASSES[::-1]})
     for source in (items, "i.parquet"):
-        assert label_texts(open_data(source, labels=table, id_column="sku")) == CLASSES
-        refused(source, "join them by --read id_column=sku", labels=table)
+        assert label_texts(open_data(source, labels=table, names="sku", id_column="sku")) == CLASSES
+        refused(source, "join them by --read names=sku and id_column=sku", labels=table)
         assert label_texts(open_data(source, labels=table[::-1].reset_index(drop=True))) == CLASSES
 
 
@@ -769,7 +769,7 @@ def test_vectors_and_labels_in_one_object(folder):
         assert label_texts(open_data(source)) == Y.astype(str).tolist()
         np.testing.assert_array_equal(open_data(source).read(slice(None)), X)
     assert open_data(TensorDataset(torch.tensor(X))).labels is None
-    for convert in (list, tuple, np.array):
+    for convert in (list, tuple, torch.tensor):
         records = [
             {"embedding": convert(x.tolist()), "target": y, "id": 9 * y}
             for x, y in zip(X, Y.tolist(), strict=True)
