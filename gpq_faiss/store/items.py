@@ -177,7 +177,7 @@ class Items(ItemSource):
         uri = f"{self.path.absolute().as_uri()}?mode=ro"
         with self._explained():
             # SQLite lets one thread after the other use a connection, but not Python's cache of
-            # statements (CPython issue 118172).
+            # statements (python/cpython#118172).
             self._db = sqlite3.connect(uri, uri=True, check_same_thread=False, cached_statements=0)
             self.description = IndexDescription(*self._db.execute("SELECT * FROM about").fetchone())
         self.data_fingerprint = self.description.data
