@@ -104,10 +104,8 @@ async def _problem(_: Request, error: Exception) -> Response:
         field = ".".join(str(name)[:50] for name in first["loc"][1:])
         text = f"{field}: {first['msg']}".removeprefix(": ").replace("Value error, ", "")
         message = " ".join(text.split())[:300]
-        is_missing = first["type"] == "missing" and not field
-        if is_missing or first["type"] in (
-            *("json_invalid", "dict_attributes_type", "model_attributes_type"),
-        ):
+        types = "json_invalid", "dict_attributes_type", "model_attributes_type"
+        if first["type"] in types or (first["type"] == "missing" and not field):
             message = "the body must be an object of JSON, sent with content-type: application/json"
         elif "UploadFile" in message:
             message = f"{field}: a file is needed (curl -F {field}=@photo.jpg)"

@@ -78,7 +78,8 @@ def encode(
 
     Raises:
         DataError: unreadable items beyond the limit, items without a direction, an output that
-            cannot be written or that another process is writing.
+            cannot be written or that another process is writing, or a file in place of the features
+            that another program has made.
         MismatchError: data of another kind or width than the model's.
         OutputExistsError: an output exists.
         DeviceError: the device does not exist or has too little memory.
@@ -99,7 +100,7 @@ def encode(
     if colon and not inputs.isdisjoint((out.resolve(), path.resolve())):
         raise UsageError(f"{dataset.name} would be replaced: choose another output than {out}")
     if keep_features and path.exists():
-        with open_hdf5(path, f"a file of gpq encode, which is replaced: {_ADVICE}") as h5:
+        with open_hdf5(path, f"a file of gpq encode ({_ADVICE})") as h5:
             if "model_fingerprint" not in h5.attrs:
                 raise DataError(f"not a file of gpq encode, and is not replaced: {_ADVICE}")
     # Opened first: it keeps other processes from this output while the network runs.

@@ -4,7 +4,6 @@ import itertools
 import os
 from dataclasses import replace
 
-import h5py
 import numpy as np
 import pytest
 from commands import untouched
@@ -13,7 +12,8 @@ from model_factory import make_model, random_input
 from PIL import Image
 
 from gpq_faiss import Encoder, RowReader, encode, open_data
-from gpq_faiss.errors import DataError, OutputExistsError, UsageError
+from gpq_faiss.errors import DataError, GpqError, OutputExistsError
+from gpq_faiss.store.hdf5 import write_arrays
 from gpq_faiss.store.rows import RowWriter
 
 N = 1000
@@ -71,12 +71,21 @@ def test_repeated_ids_are_refused_before_the_network_runs(tmp_path, model, data,
         )
 
 
-@pytest.mark.parametrize(("name", "out"), [("features.h5", "codes.h5"), ("x.h5", "x.h5")])
-def test_data_are_not_replaced(tmp_path, model, name, out):
-    with h5py.File(tmp_path / name, "w") as file:
-        file["features"] = random_input("features", N)
-    with untouched(tmp_path), pytest.raises(UsageError, match=f"{name} would be replaced"):
-        encode(model, open_data(tmp_path / name), tmp_path / out, overwrite=True)
+@pytest.mark.parametrize(
+    ("source", "name", "out", "message"),
+    [
+        ("features.h5", "features.h5", "codes.h5", "features.h5 would be replaced"),
+        ("x.h5", "x.h5", "x.h5", "x.h5 would be replaced"),
+        ("features*.h5", "features.h5", "codes.h5", "would be replaced"),
+        (".", "features.h5", "codes.h5", "would be replaced"),
+        (None, "features.h5", "codes.h5", "not a file of gpq encode, and is not replaced"),
+    ],
+)
+def test_data_are_not_replaced(tmp_path, monkeypatch, model, source, name, out, message):
+    write_arrays(tmp_path / name, {"features": (x := random_input("features", N))}, {})
+    monkeypatch.chdir(tmp_path)  # where arrays have no path
+    with untouched(tmp_path), pytest.raises(GpqError, match=message):
+        encode(model, x if source is None else f"features:{source}", out, overwrite=True)
 
 
 # Images -------------------------------------------------------------------------------------------
