@@ -24,6 +24,7 @@ sharpened, or the many classes that it does not exclude would outweigh the few t
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -95,6 +96,8 @@ _LABELS_FIRST = 0.2
 """Share of the steps of a fine-tuning before it uses unlabelled images."""
 _CONFIDENCE = 0.9
 """Minimum probability of the class of an unlabelled image that is learnt."""
+_DECAY = 0.99
+"""Share of the old weights in a step of their moving average."""
 
 
 def _check_accuracy(accuracy: float, labels: Floats) -> None:
@@ -186,6 +189,10 @@ class PosteriorCodes(CodeMethod):
             and not (self.entropy_weight or is_perceptron)
         )
         """Whether unlabelled images are learnt by consistency, in place of their entropy."""
+        self.student = copy.deepcopy(backbone) if self.consistent else None
+        """The network that learns if :attr:`backbone` is the moving average of its weights."""
+        if self.student:
+            backbone.requires_grad_(False)
         self.accuracy: float | None = None
         """Expected accuracy on unseen items, estimated from the labels; None: unknown, as with
         convolutions."""
@@ -237,11 +244,14 @@ class PosteriorCodes(CodeMethod):
     def codebooks(self) -> Tensor:
         return self.pq_codewords
 
-    def features(self, x: Tensor, amp: bool = False) -> tuple[Tensor, Tensor]:
+    def features(
+        self, x: Tensor, amp: bool = False, network: Backbone | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The trunk's features float [B, width], and the outputs of the head (above) float [B,
-        any]; with ``amp`` by bf16."""
-        features = self.trunk_features(x, amp)
-        return features, run_network(self.backbone.head, features, amp)
+        any], of :attr:`backbone` or another ``network``; with ``amp`` by bf16."""
+        network = network or self.backbone
+        features = run_network(lambda x: network.trunk_features(network.input(x)), x, amp)
+        return features, run_network(network.head, features, amp)
 
     def class_logits(self, raw: Tensor) -> Tensor:
         """Logits of the class networks, float [B, N, C]; of a linear layer [B, 1, C]."""
@@ -466,7 +476,7 @@ class PosteriorCodes(CodeMethod):
     def optimizer(self, config: Config) -> torch.optim.Optimizer:
         """Adam, with larger steps for class networks that are perceptrons or over a pretrained
         network, and smaller ones for cosines over convolutions and for pretrained convolutions."""
-        head = self.backbone.head
+        head = (self.student or self.backbone).head
         pretrained = config.network.weights != "none"
         perceptron = isinstance(head, SubspaceHeads)
         slow_trunk = not perceptron and (self.prototypes is not None or pretrained)
@@ -500,7 +510,7 @@ class PosteriorCodes(CodeMethod):
                 confident = targets.any(dim=1)
                 if confident.any():
                     x = torch.cat([x, distort(batch.x[n:][confident], batch.generator)])
-        raw = self.features(x, amp)[1]
+        raw = self.features(x, amp, self.student)[1]
         parts = {"classification": self._cross_entropy(raw[:n], shares(batch.y))}
         if targets is not None and len(raw) > n:
             consistency = self._cross_entropy(raw[n:], targets[confident])
@@ -518,6 +528,19 @@ class PosteriorCodes(CodeMethod):
             propagation=loss.lambda1 * self.pseudo_labels.weight if self.pseudo_labels else 0.0,
             entropy=-self.entropy_weight,
         )
+
+    @torch.no_grad()
+    def after_step(self, step: int, steps: int) -> None:
+        """Update the moving average of the student's weights, a better teacher than the student
+        (Tarvainen and Valpola, "Mean teachers", NeurIPS 2017)."""
+        if self.student:
+            decay = min(_DECAY, (step + 1) / (step + 10))
+            values = self.student.state_dict().values()
+            for mean, value in zip(self.backbone.state_dict().values(), values, strict=True):
+                mean.copy_(mean.lerp(value, 1 - decay) if value.is_floating_point() else value)
+
+    def after_training(self) -> None:
+        self.student = None
 
     @torch.no_grad()
     def _confident(self, x: Tensor, amp: bool) -> Tensor:

@@ -132,6 +132,9 @@ class TrainableMethod(nn.Module, ABC):
     def after_step(self, step: int, steps: int) -> None:
         """Called after step ``step`` (from 0) of ``steps``."""
 
+    def after_training(self) -> None:
+        """Called at the end, when the weights and codebooks are final."""
+
 
 class CodeMethod(TrainableMethod):
     """Base of the GPQ methods, over any backbone: from images or features to item and query

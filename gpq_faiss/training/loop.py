@@ -349,6 +349,7 @@ def fit(
             with stage("fitting codebooks"):
                 method.fit_codebooks(task.sample, final=True)
             task.run.seconds += time.monotonic() - started
+    method.after_training()
     reader.array = None  # which may be large
     return task
 

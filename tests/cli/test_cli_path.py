@@ -30,8 +30,7 @@ def ids_of(line):
 
 def test_train_prints_a_line_and_leaves_a_model(folder):
     train = "train features:features.npy --labels labels.npy --preset run.toml --bits 12"
-    line = done(f"{train} --set training.steps=3 --out new")
-    assert line.startswith("new: 12 bits, ")
+    assert done(f"{train} --set training.steps=3 --out new").startswith("new: 12 bits, ")
     config = json.loads((folder / "new/config.json").read_text())["config"]
     # Options have priority over the file of settings.
     assert (config["training"]["steps"], config["training"]["validation"]) == (3, 0.2)

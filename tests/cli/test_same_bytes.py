@@ -33,5 +33,4 @@ def test_every_product_has_the_same_bytes(folder):
     assert len(first) > 20
     assert first.keys() == second.keys()
     # How long each step took is in the metrics, and nowhere else.
-    differ = {name for name in first if first[name] != second[name]}
-    assert differ <= {"model/metrics.jsonl"}
+    assert {name for name in first if first[name] != second[name]} <= {"model/metrics.jsonl"}

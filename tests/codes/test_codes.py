@@ -148,8 +148,7 @@ def test_unfit_vectors_are_refused_by_row(value, message):
 def test_vectors_that_are_not_codewords_are_no_items():
     x = vectors(50, 3)
     codes, description = encode(x, GOOD), {"items_are_codewords": True}
-    items = decode(codes, GOOD)
-    assert np.array_equal(encode_items(items, GOOD, description, name="x"), codes)
+    assert np.array_equal(encode_items(decode(codes, GOOD), GOOD, description, name="x"), codes)
     with pytest.raises(DataError, match="x: rows 0, 1, 2, 3, 4 and 45 more cannot be items"):
         encode_items(x, GOOD, description, name="x")
 

@@ -779,8 +779,7 @@ def test_vectors_and_labels_in_one_object(folder):
         assert (label_texts(data), data.ids.tolist()) == ([*map(str, Y)], [*(9 * Y)])
     for labels in (CLASSES, torch.tensor(Y), Y.astype(np.uint8)):
         items = [{"pixel_values": png(i), "labels": label} for i, label in enumerate(labels)]
-        named = Items(items, classes=["c0", "c1", "c2"])
-        assert label_texts(open_data(named)) == CLASSES
+        assert label_texts(open_data(Items(items, classes=["c0", "c1", "c2"]))) == CLASSES
     refused([[Image.open(io.BytesIO(png(0)))] * 2] * 3, "a label is a PngImageFile")
 
 

@@ -164,8 +164,7 @@ def test_nuswide_damaged_parts(file, text, message, tmp_path):
 )
 def test_damaged_idx_files_are_refused(fashion, name, content):
     save(fashion / f"train-{name}-ubyte", content)
-    source = f"fashion-mnist:{fashion.parents[1]}"
-    refused(source, "fashion-mnist|labels|label ")
+    refused(f"fashion-mnist:{fashion.parents[1]}", "fashion-mnist|labels|label ")
 
 
 @pytest.fixture

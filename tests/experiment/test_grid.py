@@ -113,8 +113,7 @@ def test_invalid_grids_are_refused(values, message):
 
 
 def test_runs_are_the_whole_grid_with_seeds_outermost():
-    variation = {"name": "more", "config": {"loss": {"lambda2": 0.5}}}
-    specs = specs_of(variation=[{}, variation])
+    specs = specs_of(variation=[{}, {"name": "more", "config": {"loss": {"lambda2": 0.5}}}])
     # A method without codes has one run per seed, and one without a network none of these settings.
     runs = [("gpq", 12, ""), ("gpq", 24, ""), ("gpq", 12, "more"), ("gpq", 24, "more")]
     runs += [("pq", 12, ""), ("pq", 24, ""), ("float", 0, "")]

@@ -85,8 +85,7 @@ def test_bare_index_takes_vectors():
 @pytest.mark.parametrize("M", [2, 5])
 def test_fastscan_export_is_for_plain_faiss(M, tmp_path):
     Z, codes = books(M), random_codes(N, M)
-    index = to_faiss(codes, IDS, Z, "fastscan")
-    path = write_index(index, tmp_path / "x.faiss")
+    path = write_index(to_faiss(codes, IDS, Z, "fastscan"), tmp_path / "x.faiss")
     scores, ids = faiss.read_index(str(path)).search(queries(5, 4 * M), 10)
     assert np.abs(scores - best(queries(5, 4 * M), codes, Z, 10)[0]).max() < 0.2
     assert np.isin(ids, IDS).all()

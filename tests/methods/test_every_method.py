@@ -119,8 +119,7 @@ def test_equal_codes_have_bit_equal_scores_whatever_lies_around(name, bits):
 def test_array_methods_repeat_by_seed_and_rank_well_above_chance(name, bits):
     method = case(name, bits).coder
     of_torch, of_numpy = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-    again = quick(name, bits).fit(X, Y)
-    np.testing.assert_array_equal(method.encode(XB), again.encode(XB))
+    np.testing.assert_array_equal(method.encode(XB), quick(name, bits).fit(X, Y).encode(XB))
     assert torch.equal(of_torch, torch.get_rng_state())
     assert (of_numpy == np.random.get_state()[1]).all()  # noqa: NPY002
     second = quick(name, bits, 7).fit(X, Y)

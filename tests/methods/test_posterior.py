@@ -246,8 +246,7 @@ def test_item_vectors_and_scores_are_those_of_the_best_sum(A, by_logits):
     packed = encode_vectors(vectors.numpy(), net.codebooks().numpy())
     np.testing.assert_array_equal(unpack_codes(packed, 3, 16), codes.numpy())
     # Nearly the least cost of all 4,096 codes.
-    stride = torch.cartesian_prod(*3 * [torch.arange(16)])
-    least = costs(net, features, p, stride).amin(dim=1)
+    least = costs(net, features, p, torch.cartesian_prod(*3 * [torch.arange(16)])).amin(dim=1)
     reached = costs(net, features, p, codes).diagonal()
     assert float((reached - least).min()) > -1e-5
     assert float((reached - least).mean()) < 0.1 * float(least.mean()) + 0.01
@@ -362,14 +361,31 @@ def test_few_classes_over_convolutions_are_learnt_by_a_plain_classifier(n):
     assert net.optimizer(learnt).param_groups[0]["rate_factor"] == 0.5
 
 
-def test_unlabelled_images_are_learnt_by_consistency(tmp_path):
+def fine_tuned(folder):
+    """A method over pretrained convolutions, in evaluation mode."""
     spec = {"kind": "images", "image_size": 16}
     plain = config_of().with_settings({"network": {"backbone": "vgg"}, "loss": {"lambda2": 0}})
     untrained = build_network(plain, spec, C)
-    torch.save(untrained.backbone.state_dict(), tmp_path / "vgg.pth")
     assert not untrained.uses_unlabelled
-    config = plain.with_settings({"network": {"weights": str(tmp_path / "vgg.pth")}})
-    net = build_network(config, spec, C).eval()
+    torch.save(untrained.backbone.state_dict(), folder / "vgg.pth")
+    pretrained = plain.with_settings({"network": {"weights": str(folder / "vgg.pth")}})
+    return build_network(pretrained, spec, C).eval()
+
+
+@torch.no_grad()
+def test_the_model_is_a_moving_average_of_the_weights_that_learn(tmp_path):
+    net = fine_tuned(tmp_path)
+    average = net.backbone.head.weight.clone()
+    net.student.head.weight += 1
+    for step, expected in ((0, 0.9), (1, 1 - 0.1 * 2 / 11), (10_000, 1 - 0.99 * 0.1 * 2 / 11)):
+        net.after_step(step, 20_000)
+        torch.testing.assert_close(net.backbone.head.weight, average + expected)
+    net.after_training()
+    assert not any("student" in name for name in net.state_dict())
+
+
+def test_unlabelled_images_are_learnt_by_consistency(tmp_path):
+    net = fine_tuned(tmp_path)
     assert net.uses_unlabelled
     x, y = torch.rand(9, 3, 16, 16), torch.eye(C)[torch.arange(4)]
     batch = functools.partial(TrainingBatch, x, y)

@@ -163,8 +163,7 @@ def test_errors_keep_the_results(tab, site, tmp_path):
 
 def test_an_added_item_has_its_own_label_and_no_picture(browser, encoder, index_file):
     with open_live(index_file, writable=True) as live:
-        code = live.index.code_of(3).tobytes()
-        live.change(None, code, "the new one", ("a new label",))
+        live.change(None, live.index.code_of(3).tobytes(), "the new one", ("a new label",))
         with listening(Service(encoder, live, DIGITS)) as address:
             page = Tab(browser, address).page
             page.check("#labels input[value='a new label']")

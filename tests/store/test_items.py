@@ -46,8 +46,7 @@ def item(name, title, labels):
 
 def row(number, value):
     texts = dict(value.texts)
-    name = texts.pop("name", None)
-    return number, name, as_json(value.labels), as_json(texts)
+    return number, texts.pop("name", None), as_json(value.labels), as_json(texts)
 
 
 @contextlib.contextmanager
