@@ -37,7 +37,6 @@ from ..methods.measure import (
     encode_database,
     fit_and_encode,
     input_neighbours,
-    native_image_size,
 )
 from ..methods.registry import find_method, make_method
 from ..methods.trainable import embed_rows
@@ -192,7 +191,6 @@ def compute(
             f"queries and {len(split.database):,} items to search: label fewer"
         )
     labels = dataset.require_labels()
-    image_size = native_image_size(dataset)
     # Items whose vectors are stored, the same for all methods of a seed.
     random = np.random.default_rng([spec.seed, _VECTOR_STREAM])
     keep = random.permutation(split.database)[: spec.vectors]
@@ -203,7 +201,6 @@ def compute(
             make_method(spec.method, spec.bits or 32, spec.seed),
             dataset,
             split,
-            image_size=image_size,
             queries=split.query,
             database=split.database,
             keep=keep,
@@ -211,9 +208,7 @@ def compute(
     start = time.perf_counter()
     ranking = coded.rank(labels, ks=KS)
     rank_seconds = time.perf_counter() - start
-    recall = coded.neighbour_recall(
-        input_neighbours(dataset, image_size, coded.query_rows, coded.base_rows)
-    )
+    recall = coded.neighbour_recall(input_neighbours(dataset, coded.query_rows, coded.base_rows))
     attributes = {
         "bits_kept": coded.coder.bits + coded.coder.extra_bits,
         "map": ranking.map,

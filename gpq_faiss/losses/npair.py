@@ -47,8 +47,7 @@ def triplet(x: Tensor, q: Tensor, labels: Tensor) -> Tensor:
     below = torch.searchsorted(ordered.detach(), similarity.detach().contiguous())
     # `below` negatives are less similar than the positive; with none, entry 0 is the least similar.
     chosen = ordered.gather(1, (below - 1).clamp_min(0))
-    loss = (MARGIN + chosen - similarity).relu()
-    return masked_mean(loss, used)
+    return masked_mean((MARGIN + chosen - similarity).relu(), used)
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:

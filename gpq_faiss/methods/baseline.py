@@ -111,8 +111,7 @@ class Alternating(Baseline):
 
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:
     """||a_i - b_j||², float [n, m] >= 0, of float [n, D] and [m, D]."""
-    squares = a.square().sum(1)[:, None] + b.square().sum(1) - 2 * a @ b.T
-    return squares.clamp_min(0)
+    return (a.square().sum(1)[:, None] + b.square().sum(1) - 2 * a @ b.T).clamp_min(0)
 
 
 def triplet_ranking(distances: Tensor, labels: Tensor, margin: float) -> Tensor:

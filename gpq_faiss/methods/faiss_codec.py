@@ -40,14 +40,18 @@ from .registry import FAISS
 
 
 class FaissCodec(Coder):
-    """A codec of Faiss by its factory string; items are ranked by the distance that Faiss uses.
+    """A codec of Faiss by its factory string.
 
     Product quantisers and binary codes are scored by tables, other codecs by the L2 distance to the
-    decoded vector, and RaBitQ, which estimates distances from the code, by Faiss' search.
+    decoded vector, and RaBitQ, which estimates distances from the code, by Faiss' search of all
+    lists.
 
     Args:
         description: the factory string; of methods with a ``name`` of their own ``{M}`` and
             ``{bits}`` stand for bits / 4 and the bits. The length of other codes follows from it.
+
+    Raises:
+        UsageError: Faiss has no such codec, or one whose codes cannot be ranked.
     """
 
     quantizer: ProductCoder | None = None
@@ -63,15 +67,25 @@ class FaissCodec(Coder):
         self.description = description.removeprefix("L2norm,")
         self.unit = self.description != description
         self.multiple = math.lcm(*map(int, re.findall(r"(?:PQ|PRQ|PLSQ)(\d+)", description)))
+        try:
+            faiss.index_factory(64 * self.multiple, self.description)
+            known = not re.search(r"RaBitQ\d*fs", description)  # Faiss does not read their codes
+        except RuntimeError as error:
+            known = "could not parse" not in str(error)
+        if not known:
+            raise UsageError(
+                f"{self.name}: Faiss' index_factory has no codec of this name that can be ranked: "
+                "choose another, such as faiss:RQ6x8"
+            )
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
         try:
             self._train(self._padded(x))
         except RuntimeError as error:
-            reason = str(error).strip().rpartition(": ")[2]
             raise UsageError(
                 f"{self.name}: Faiss refuses this codec for {len(x):,} training vectors of width "
-                f"{x.shape[1]} ({reason}): leave it out, or take a shorter code"
+                f"{x.shape[1]} ({str(error).strip().rpartition(': ')[2]}): leave it out, take a "
+                "shorter code, or more training items"
             ) from None
 
     def _train(self, x: Floats) -> None:
@@ -114,6 +128,7 @@ class FaissCodec(Coder):
         elif isinstance(codec, faiss.IndexLSH):
             self.M, self.K = 2 * self.code_size, 16
         else:
+            self._centre = self._transformed(x).mean(axis=0)
             self._score(x[:1], index.sa_encode(x[:1]))  # refuses what cannot be ranked
 
     def _padded(self, x: Floats) -> Floats:
@@ -137,16 +152,17 @@ class FaissCodec(Coder):
         if self.M:
             return super()._score(xq, codes)
         xq = self._transformed(xq)
-        if not isinstance(self._codec, (faiss.IndexRaBitQ, faiss.IndexRaBitQFastScan)):
-            decoded = self._codec.sa_decode(codes)
+        if "RaBitQ" not in type(self._codec).__name__:
+            # Far from the origin, the differences of squares would be lost in float32.
+            decoded = self._codec.sa_decode(codes) - self._centre
             squares = np.einsum("nd,nd->n", decoded, decoded)
-            return np.asarray(2 * dot_rows(xq, decoded) - squares)
-        index = faiss.clone_index(self._codec)
+            return np.asarray(2 * dot_rows(xq - self._centre, decoded) - squares)
+        index: Any = faiss.clone_index(self._codec)
         index.add_sa_codes(codes)
+        if isinstance(index, faiss.IndexIVF):
+            index.nprobe = index.nlist
         distances, ids = index.search(xq, len(codes))
-        scores: Floats = np.empty_like(distances)
-        np.put_along_axis(scores, ids, -distances, axis=1)
-        return scores
+        return -np.take_along_axis(distances, ids.argsort(axis=1), axis=1)
 
 
 def prepare_rotation(opq: Any, nbits: int, seed: int) -> None:
@@ -155,8 +171,7 @@ def prepare_rotation(opq: Any, nbits: int, seed: int) -> None:
     use_all_rows(opq.pq, seed)
     if opq.d_in == opq.d_out:  # else the rotation is initialised by Faiss
         draw = np.random.default_rng([seed, 0]).standard_normal((opq.d_in, opq.d_in))
-        rotation = np.linalg.qr(draw)[0].astype(np.float32)
-        faiss.copy_array_to_vector(rotation.ravel(), opq.A)
+        faiss.copy_array_to_vector(np.linalg.qr(draw)[0].astype(np.float32).ravel(), opq.A)
 
 
 PQ = functools.partial(FaissCodec, name="pq", description="L2norm,PQ{M}x4")

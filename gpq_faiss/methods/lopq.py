@@ -111,8 +111,7 @@ def local_rotation(residuals: Floats, M: int) -> Floats:
     products = np.zeros(M)  # logarithms of the products of variances
     for axis in np.argsort(-variances, kind="stable"):
         # Ties go to the emptier part: the smallest variance has log 0.
-        parts = np.flatnonzero(sizes < d).tolist()
-        m = min(parts, key=lambda m: (products[m], sizes[m]))
+        m = min(np.flatnonzero(sizes < d).tolist(), key=lambda m: (products[m], sizes[m]))
         rotation[m, sizes[m]] = vectors[:, axis]
         sizes[m] += 1
         products[m] += logs[axis]

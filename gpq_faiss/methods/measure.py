@@ -110,22 +110,21 @@ def fit_and_encode(
     dataset: Dataset,
     split: Split,
     *,
-    image_size: int,
     queries: Rows,
     database: Rows,
     keep: Rows = _NO_ROWS,
 ) -> Coded:
     """Fit a coder to the training items of a split, and encode queries and database.
 
-    It is fitted to the features, or to the pixels of images of this size, of at most 100,000
-    training items, labelled ones first. ``queries``, ``database`` and ``keep``, whose vectors are
+    It is fitted to the features, or to the pixels of images, of at most 100,000 training items,
+    labelled ones first. ``queries``, ``database`` and ``keep``, whose vectors are
     kept, are rows in the data set, int64. Raises DataError: the coder cannot learn from the data.
     """
     pool = training_rows(split)
     total = len(split.labelled) + len(split.unlabelled)
     if len(pool) < total:
         log.info("%s is fitted to %d of %d training items", coder.name, len(pool), total)
-    with Reader(dataset, image_size) as reader:
+    with Reader(dataset, native_image_size(dataset)) as reader:
         x, pool = read_inputs(reader, pool)
         start = time.perf_counter()
         with stage(f"fitting {coder.name}"):
@@ -202,13 +201,11 @@ def read_inputs(reader: Reader, rows: Rows) -> tuple[Floats, Rows]:
     return np.concatenate(parts), np.concatenate(readable)
 
 
-def input_neighbours(
-    dataset: Dataset, image_size: int, query_rows: Rows, base_rows: Rows
-) -> Rows | None:
+def input_neighbours(dataset: Dataset, query_rows: Rows, base_rows: Rows) -> Rows | None:
     """The neighbours of :func:`nearest` for the spaced queries by features, or by pixels of tiny
     images; None for larger images."""
     if not needs_perceptron(dataset):
         return None
-    with Reader(dataset, image_size) as reader, stage("neighbour recall"):
+    with Reader(dataset, native_image_size(dataset)) as reader, stage("neighbour recall"):
         xq, _ = read_inputs(reader, query_rows[spaced_queries(len(query_rows))])
         return nearest(xq, (x for x, _ in input_blocks(reader, base_rows)))

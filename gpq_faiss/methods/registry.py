@@ -105,7 +105,7 @@ METHODS: dict[str, MethodEntry] = {
         "what these leave of the features",
         citation="this package",
         departs="not GPQ: class networks come first, their codes after",
-        revision=11,
+        revision=12,
     ),
     "ssgah": MethodEntry(
         "semi-supervised generative adversarial hashing",
@@ -294,6 +294,7 @@ def find_method(name: str) -> MethodEntry:
             "quantiser",
             ".faiss_codec",
             "FaissCodec",
+            revision=2,
         )
     plugin = find_plugin("methods", name, METHODS)
     if plugin is None and name not in METHODS:

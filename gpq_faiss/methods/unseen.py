@@ -58,5 +58,4 @@ def separation(
         return 0.5
     target = np.repeat(np.array([0, 1], np.float32), len(labelled_rows))
     items = np.concatenate([x[labelled_rows], unlabelled[unlabelled_rows]])
-    scores = least_error(items, target[:, None])[1]
-    return float(roc_auc_score(target, scores[:, 0]))
+    return float(roc_auc_score(target, least_error(items, target[:, None])[1][:, 0]))

@@ -100,6 +100,6 @@ def load_into(module: nn.Module, state: Mapping[str, Tensor], source: str) -> No
             raise DataError(
                 f"{source}: tensor '{name}' {problem} where the backbone has "
                 f"{list(target.shape)}: give the weights of this backbone, or set the "
-                "network.backbone of these"
+                "network.backbone of these, and for a transformer their network.image_size"
             )
     module.load_state_dict(current)

@@ -109,7 +109,7 @@ def evaluate(
                 "labelled training items (train with --labelled to hold some back)"
             )
     first = _encode(encoder, dataset, split.query, database)
-    neighbours = input_neighbours(dataset, encoder.image_size, first.query_rows, first.base_rows)
+    neighbours = input_neighbours(dataset, first.query_rows, first.base_rows)
     if neighbours is None:
         notes.append(NO_NEIGHBOUR_RECALL)
     measured: dict[str, Row] = {}
@@ -124,7 +124,6 @@ def evaluate(
                 make_method(name, encoder.bits, seed),
                 dataset,
                 split,
-                image_size=encoder.image_size,
                 queries=first.query_rows,
                 database=first.base_rows,
             )

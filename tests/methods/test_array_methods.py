@@ -63,14 +63,15 @@ def test_opq_lowers_the_quantisation_error():
 
 
 @pytest.mark.parametrize(
-    "description", ["RQ2x6", "SQ8", "Flat", "RaBitQ", "ITQ12,LSH", "OPQ3,PQ3x4"]
+    "description", ["RQ2x6", "SQ8", "Flat", "RaBitQ", "IVF4,RaBitQ", "ITQ12,LSH", "OPQ3,PQ3x4"]
 )
 def test_a_codec_ranks_as_its_index_searches(description):
     coder = make_method(f"faiss:{description}", 12).fit(X)
     scores = coder.score(XQ, coder.encode(XB))
     xq, index = coder._transformed(XQ), coder._codec
     index.add(coder._transformed(XB))
-    distances, ids = index.search(xq, len(XB))
+    every_list = faiss.SearchParametersIVF(nprobe=4) if "IVF" in description else None
+    distances, ids = index.search(xq, len(XB), params=every_list)
     reached = np.take_along_axis(scores, ids, axis=1)
     assert (np.diff(reached, axis=1) <= 1e-3).all()
     np.testing.assert_allclose(np.diff(reached, axis=1), -np.diff(distances, axis=1), atol=2e-3)
@@ -79,7 +80,8 @@ def test_a_codec_ranks_as_its_index_searches(description):
 @pytest.mark.parametrize(
     ("description", "message"),
     [
-        ("nonsense", "could not parse index string nonsense"),
+        ("nonsense", "has no codec"),
+        ("IVF4,RaBitQfs", "has no codec"),
         ("HNSW32", "standalone codec not implemented"),
         ("PQ4x12", "clusters .4096"),
         ("ITQ21,LSH", "cannot output 21"),

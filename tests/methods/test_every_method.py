@@ -87,8 +87,7 @@ def test_scores_are_sums_of_tables_and_rank_as_faiss(name, bits):
     if tables is None:
         return
     codes = coder.encode(xb)
-    chosen = unpack_codes(codes, coder.M, coder.K)
-    summed = tables[:, np.arange(coder.M), chosen].sum(axis=2)
+    summed = tables[:, np.arange(coder.M), unpack_codes(codes, coder.M, coder.K)].sum(axis=2)
     np.testing.assert_allclose(coder.score(xq, codes), summed, rtol=1e-5, atol=2e-5)
     assert isinstance(coder, BinaryMethod) == (
         find_method(name).code == "binary" and name not in ("subic", "itq")
