@@ -49,9 +49,9 @@ def imagenet_state(backbone: str) -> dict[str, Tensor]:
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Read the tensors of a ``.safetensors`` or ``.pth`` file.
 
-    A ``.pth`` file holds a state dict, or one under "state_dict". Names lose the prefix of torch's
-    wrappers for several GPUs (``module.``), of Lightning (``model.``), or of the models of this
-    package.
+    A ``.pth`` file holds a state dict, or one under "state_dict" or "model". Names lose the prefix
+    of torch's wrappers for several GPUs (``module.``) and of ``torch.compile`` (``_orig_mod.``), of
+    Lightning (``model.``), or of the models of this package.
 
     Raises:
         DataError: the file holds none.
@@ -66,10 +66,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             if path.suffix == ".safetensors"
             else torch.load(path, map_location="cpu", weights_only=True)
         )
-        state = state.get("state_dict", state)
+        state = state.get("state_dict", state.get("model", state))
         if not all(isinstance(value, Tensor) for value in state.values()):
             raise TypeError("not a state dict of tensors")
-        for prefix in ("module.", "model.", "network.backbone.", "backbone."):
+        for prefix in ("module.", "_orig_mod.", "model.", "network.backbone.", "backbone."):
             consume_prefix_in_state_dict_if_present(state, prefix)
         return dict(state)
 

@@ -116,17 +116,23 @@ def test_the_seed_determines_the_weights_and_the_spec_the_shape(name):
 
 
 @pytest.mark.parametrize(
-    ("suffix", "prefix"), [(".pth", ""), (".pth", "module."), (".safetensors", "network.backbone.")]
+    ("key", "prefix"),
+    [
+        ("state_dict", ""),
+        ("state_dict", "module."),
+        ("model", "_orig_mod."),
+        ("", "network.backbone."),
+    ],
 )
-def test_own_weights_come_back_from_a_file(suffix, prefix, tmp_path):
+def test_own_weights_come_back_from_a_file(key, prefix, tmp_path):
     net = build("mlp", in_width=4, seed=1)
     net.input.fit(torch.rand(9, 4, generator=torch.Generator().manual_seed(0)))
     state = {prefix + k: v for k, v in net.state_dict().items()} | {
         "codebooks": torch.zeros(2, 4, 12)
     }
-    path = tmp_path / f"weights{suffix}"
-    if suffix == ".pth":
-        torch.save({"state_dict": state}, path)
+    path = tmp_path / ("weights.pth" if key else "weights.safetensors")
+    if key:
+        torch.save({key: state}, path)
     else:
         save_file(state, path)
     again = build("mlp", path, in_width=4)
