@@ -41,10 +41,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..faissio.kmeans import kmeans
 from ..losses.npair import label_pairs, masked_mean
 from ..nn.backbones import Backbone, make_head
 from .baseline import Baseline, squared_distances, start_small
-from .kmeans import kmeans
 from .trainable import TrainingBatch, weighted
 
 EMBEDDING = 128

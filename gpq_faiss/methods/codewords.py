@@ -26,8 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..faissio.kmeans import kmeans
 from ..nn.additive import BEAM, assign, assign_logits
-from .kmeans import kmeans
 
 _STARTS = 5
 """Runs of k-means; the best is kept. Missing a class is the costliest failure."""

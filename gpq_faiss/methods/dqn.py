@@ -24,9 +24,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..faissio.kmeans import fit_codebooks
 from .baseline import Alternating
 from .coders import Floats, ProductCoder
-from .kmeans import fit_codebooks
 from .trainable import TrainingBatch, weighted
 
 

@@ -35,10 +35,10 @@ from ..codes.bits import bits_per_code, pack_codes
 from ..codes.checks import check_codebooks
 from ..config import MAX_SEED
 from ..data.base import Reader
+from ..faissio.kmeans import fit_codebooks
 from ..losses.npair import label_pairs
 from .baseline import Alternating, triplet_margin
 from .coders import Coder, Codes, Floats
-from .kmeans import fit_codebooks
 from .trainable import TrainingBatch, weighted
 
 WIDTH = 64

@@ -34,8 +34,8 @@ import numpy as np
 from ..config import codebooks_for_bits
 from ..data.labels import Labels
 from ..errors import UsageError
+from ..faissio.kmeans import use_all_rows
 from .coders import Coder, Codes, Floats, ProductCoder, dot_rows, hamming_tables
-from .kmeans import use_all_rows
 from .registry import FAISS
 
 

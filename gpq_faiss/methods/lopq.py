@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from ..config import codebooks_for_bits
 from ..data.labels import Labels
+from ..faissio.kmeans import fit_codebooks, kmeans
 from .coders import Coder, Codes, Floats, ProductCoder
-from .kmeans import fit_codebooks, kmeans
 
 K = 16
 """Codewords of a codebook."""

@@ -25,7 +25,7 @@ from ..data.base import Dataset, ImageDataset, Reader
 from ..data.protocols import Split
 from ..errors import DataError
 from ..evaluation.ranking import rank_codes
-from ..methods.kmeans import check_rows
+from ..faissio.kmeans import check_rows
 from ..methods.registry import Builder
 from ..methods.trainable import TrainableMethod, TrainingBatch, embed_rows
 from ..nn.augment import random_flip_crop

@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 
 from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.errors import DataError
+from gpq_faiss.faissio.kmeans import fit_codebooks
 from gpq_faiss.methods import ninh, pqn, ssgah
 from gpq_faiss.methods.baseline import squared_distances, triplet_margin, triplet_ranking
 from gpq_faiss.methods.bgdh import BipartiteGraph, pairwise_likelihood
 from gpq_faiss.methods.cnnh import descend, factorise
 from gpq_faiss.methods.dqn import pairwise_cosine
 from gpq_faiss.methods.dtq import group_hard_triplets
-from gpq_faiss.methods.kmeans import fit_codebooks
 from gpq_faiss.nn.quantizer import unit
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sized
 import faiss
 import numpy as np
 
+from ..codes.checks import Floats
 from ..errors import DataError
-from .coders import Floats
 
 
 def kmeans(x: Floats, K: int, seed: int, *, niter: int = 25, nredo: int = 1) -> Floats:
