@@ -42,6 +42,8 @@ _WEIGHT_QUERIES, _WEIGHT_ITEMS = 500, 5000
 """Items for weighting class and features."""
 _FLOOR = 1e-3
 """Added to probabilities before taking logarithms for the initial codewords."""
+_DIGIT_LOGIT = 12.0
+"""Sum of the logits of a class if all digits are its own."""
 _LOGIT_STEPS = 10
 """Steps of Adam on the codewords between two choices of codes, if they add logits."""
 _LOGIT_RATE = 0.05
@@ -181,21 +183,44 @@ def fit_logit_codewords(targets: Tensor, M: int, K: int, *, seed: int) -> Tensor
     alternately."""
     logits = (targets + _FLOOR).log()
     logits -= logits.mean(dim=1, keepdim=True)
-    codewords = _residual_codewords(logits, M, K, seed=seed)
+    # Alike classes share codewords of a residual quantiser. Where all classes are equally unlike,
+    # it merges most of them, and digits tell them apart.
+    starts = [
+        _residual_codewords(logits, M, K, seed=seed),
+        _digit_codewords(targets.shape[1], M, K),
+    ]
+    codewords = min(starts, key=lambda start: _cross_entropy(targets, start).item())
     for _ in range(_ITERATIONS):
         codes = ClassCodebooks(codewords, codewords).assign(targets)
         trained = codewords.clone().requires_grad_(True)
         optimizer = torch.optim.Adam([trained], lr=_LOGIT_RATE)
         for _ in range(_LOGIT_STEPS):
             optimizer.zero_grad()
-            log_p = _add_codewords(trained, codes).log_softmax(dim=1)
             ridge = _LOGIT_RIDGE * trained.square().sum(dim=2).mean()
-            loss: Any = ridge - (targets * log_p).sum(dim=1).mean()
+            loss: Any = ridge + _cross_entropy(targets, trained, codes)
             loss.backward()
             optimizer.step()
         # Adding a constant to all logits changes no probability.
         codewords = (trained - trained.mean(dim=2, keepdim=True)).detach().clamp(-_LIMIT, _LIMIT)
     return codewords
+
+
+def _digit_codewords(C: int, M: int, K: int) -> Tensor:
+    """M codebooks of K codewords of logits, float32 [M, K, C]: a codeword means the classes that
+    have its number as a digit. Up to K² classes differ in most of their M digits."""
+    c, m = torch.arange(C), torch.arange(M)[:, None]
+    digits = (c + m * (c // K) + m**2 * (c // K**2)) % K
+    means = torch.nn.functional.one_hot(digits, K).transpose(1, 2).float()
+    return _DIGIT_LOGIT / M * (means - means.mean(dim=2, keepdim=True))
+
+
+def _cross_entropy(targets: Tensor, codewords: Tensor, codes: Tensor | None = None) -> Tensor:
+    """Mean cross entropy of ``targets`` float [n, C] and the sums of codewords, float [M, K, C], by
+    these codes, or else by the best."""
+    if codes is None:
+        codes = ClassCodebooks(codewords, codewords).assign(targets)
+    log_p = _add_codewords(codewords, codes).log_softmax(dim=1)
+    return -(targets * log_p).sum(dim=1).mean()
 
 
 @torch.enable_grad()

@@ -25,14 +25,16 @@ from .weights import PUBLISHED, imagenet_state, load_into, read_weights
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+OUTLIER = 10.0
+"""Distance of outliers from the centre of all items, relative to its median."""
 
 
 class Normalisation(nn.Module):
     """Input normalisation, (x - mean) / std.
 
     Images, float [B, 3, S, S] in [0, 1], are normalised by channel. If ``width`` is not 0, the
-    input is features, float [B, width], which are unchanged until :meth:`fit`. The statistics are
-    buffers, saved with the weights.
+    input is features, float [B, width], with a mean of 0 and a deviation of 1 until :meth:`fit`;
+    those of outliers are shortened. The statistics are buffers, saved with the weights.
     """
 
     def __init__(
@@ -47,16 +49,22 @@ class Normalisation(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return normalised items, shape as given."""
-        return (x - self.mean) / self.std
+        x = (x - self.mean) / self.std
+        if x.ndim == 2:
+            x = x * (OUTLIER * x.shape[1] ** 0.5 / x.norm(dim=1, keepdim=True)).clamp(max=1)
+        return x
 
     @torch.no_grad()
     def fit(self, x: Tensor) -> None:
         """Set the statistics from finite features float [N, W].
 
         They are the mean of each dimension, and one standard deviation for all: the root of the
-        mean variance.
+        mean variance. Outliers are left out, as a few would decide them.
         """
-        variance, mean = torch.var_mean(x.double(), dim=0, correction=0)
+        x = x.double()
+        distance = (x - x[:: -(-len(x) // 1000)].median(dim=0).values).norm(dim=1)
+        x = x[distance <= OUTLIER * distance.median()]
+        variance, mean = torch.var_mean(x, dim=0, correction=0)
         self.mean.copy_(mean)
         self.std.copy_(variance.mean().sqrt().clamp_min(1e-12))
 
