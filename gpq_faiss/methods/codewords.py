@@ -185,11 +185,11 @@ def fit_logit_codewords(targets: Tensor, M: int, K: int, *, seed: int) -> Tensor
     logits -= logits.mean(dim=1, keepdim=True)
     # Alike classes share codewords of a residual quantiser. Where all classes are equally unlike,
     # it merges most of them, and digits tell them apart.
-    starts = [
+    codewords = min(
         _residual_codewords(logits, M, K, seed=seed),
         _digit_codewords(targets.shape[1], M, K),
-    ]
-    codewords = min(starts, key=lambda start: _cross_entropy(targets, start).item())
+        key=lambda start: _cross_entropy(targets, start).item(),
+    )
     for _ in range(_ITERATIONS):
         codes = ClassCodebooks(codewords, codewords).assign(targets)
         trained = codewords.clone().requires_grad_(True)
@@ -219,8 +219,7 @@ def _cross_entropy(targets: Tensor, codewords: Tensor, codes: Tensor | None = No
     these codes, or else by the best."""
     if codes is None:
         codes = ClassCodebooks(codewords, codewords).assign(targets)
-    log_p = _add_codewords(codewords, codes).log_softmax(dim=1)
-    return -(targets * log_p).sum(dim=1).mean()
+    return -(targets * _add_codewords(codewords, codes).log_softmax(dim=1)).sum(dim=1).mean()
 
 
 @torch.enable_grad()

@@ -95,8 +95,7 @@ class FaissCodec(Coder):
         self._transforms: list[Any] = []
         if isinstance(index, faiss.IndexPreTransform):
             self._codec = faiss.downcast_index(index.index)
-            chain: Any = index.chain
-            self._transforms = [chain.at(i) for i in range(chain.size())]
+            self._transforms = [index.chain.at(i) for i in range(index.chain.size())]
         codec = self._codec
         pq = getattr(codec, "pq", None)
         if isinstance(codec, faiss.IndexPQ):

@@ -80,7 +80,7 @@ class Classifier(FloatFeatures):
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(self.seed)
             learnt = self._standardised(x[rows])
-            noise, _ = leave_one_out(learnt.numpy(), y)
+            noise, _, _ = leave_one_out(learnt.numpy(), y)
             targets = torch.from_numpy(y / y.sum(axis=1, keepdims=True))
             self._nets = [self._train(learnt, targets, noise) for _ in range(self.networks)]
 

@@ -59,7 +59,8 @@ class Normalisation(nn.Module):
         """Set the statistics from finite features float [N, W].
 
         They are the mean of each dimension, and one standard deviation for all: the root of the
-        mean variance. Outliers are left out, as a few would decide them.
+        mean variance. Outliers are left out, as a few would decide them. ``deviations``, float32
+        [W], are those of each dimension relative to it, 1 for constant ones.
         """
         x = x.double()
         distance = (x - x[:: -(-len(x) // 1000)].median(dim=0).values).norm(dim=1)
@@ -67,6 +68,8 @@ class Normalisation(nn.Module):
         variance, mean = torch.var_mean(x, dim=0, correction=0)
         self.mean.copy_(mean)
         self.std.copy_(variance.mean().sqrt().clamp_min(1e-12))
+        relative = variance.sqrt().float() / self.std
+        self.deviations = torch.where(relative > 1e-6, relative, 1.0)
 
 
 @dataclass(frozen=True)
