@@ -24,8 +24,7 @@ def run(section, names):
             exec(compile(text, "docs/applications.md", "exec"), names)  # noqa: S102
             continue
         for line in text.splitlines():
-            arguments = line.partition("#")[0].split()
-            result = CliRunner().invoke(cli, ["-q", *arguments[1:]])
+            result = CliRunner().invoke(cli, ["-q", *line.partition("#")[0].split()[1:]])
             assert result.exit_code == 0, result.output
 
 

@@ -53,8 +53,7 @@ def shop(tmp_path_factory, encoders):
     shutil.copytree(encoders[0], folder / "model")
     shutil.copy(encoders[1], folder)
     for name, n in (("items", N), ("queries", Q)):
-        values = random_input("features", n, seed=n)
-        np.save(folder / f"{name}.npy", values)
+        np.save(folder / f"{name}.npy", random_input("features", n, seed=n))
         np.save(folder / f"{name}-labels.npy", np.random.default_rng(n).integers(0, 3, n))
         data = gpq.open_data(f"features:{folder}/{name}.npy", labels=f"{folder}/{name}-labels.npy")
         gpq.encode(folder / "model", data, folder / f"{name}.h5")

@@ -95,7 +95,8 @@ class FaissCodec(Coder):
         self._transforms: list[Any] = []
         if isinstance(index, faiss.IndexPreTransform):
             self._codec = faiss.downcast_index(index.index)
-            self._transforms = [index.chain.at(i) for i in range(index.chain.size())]
+            chain: Any = index.chain
+            self._transforms = [chain.at(i) for i in range(chain.size())]
         codec = self._codec
         pq = getattr(codec, "pq", None)
         if isinstance(codec, faiss.IndexPQ):
@@ -154,8 +155,9 @@ class FaissCodec(Coder):
         if "RaBitQ" not in type(self._codec).__name__:
             # Far from the origin, the differences of squares would be lost in float32.
             decoded = self._codec.sa_decode(codes) - self._centre
-            squares = np.einsum("nd,nd->n", decoded, decoded)
-            return np.asarray(2 * dot_rows(xq - self._centre, decoded) - squares)
+            return np.asarray(
+                2 * dot_rows(xq - self._centre, decoded) - np.square(decoded).sum(axis=1)
+            )
         index: Any = faiss.clone_index(self._codec)
         index.add_sa_codes(codes)
         if isinstance(index, faiss.IndexIVF):

@@ -35,6 +35,10 @@ class Normalisation(nn.Module):
     Images, float [B, 3, S, S] in [0, 1], are normalised by channel. If ``width`` is not 0, the
     input is features, float [B, width], with a mean of 0 and a deviation of 1 until :meth:`fit`;
     those of outliers are shortened. The statistics are buffers, saved with the weights.
+
+    Attributes:
+        deviations: of each dimension of features, float32 [width], relative to that of all; 1 for
+            constant ones.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class Normalisation(nn.Module):
         super().__init__()
         self.mean = nn.Buffer(torch.zeros(width) if width else torch.tensor(mean).view(1, 3, 1, 1))
         self.std = nn.Buffer(torch.ones(width) if width else torch.tensor(std).view(1, 3, 1, 1))
+        self.deviations = torch.ones(width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return normalised items, shape as given."""
@@ -59,17 +64,19 @@ class Normalisation(nn.Module):
         """Set the statistics from finite features float [N, W].
 
         They are the mean of each dimension, and one standard deviation for all: the root of the
-        mean variance. Outliers are left out, as a few would decide them. ``deviations``, float32
-        [W], are those of each dimension relative to it, 1 for constant ones.
+        mean variance. Outliers are left out, as a few would decide them.
         """
         x = x.double()
         distance = (x - x[:: -(-len(x) // 1000)].median(dim=0).values).norm(dim=1)
-        x = x[distance <= OUTLIER * distance.median()]
-        variance, mean = torch.var_mean(x, dim=0, correction=0)
+        variance, mean = torch.var_mean(
+            x[distance <= OUTLIER * distance.median()], dim=0, correction=0
+        )
         self.mean.copy_(mean)
-        self.std.copy_(variance.mean().sqrt().clamp_min(1e-12))
-        relative = variance.sqrt().float() / self.std
-        self.deviations = torch.where(relative > 1e-6, relative, 1.0)
+        level = variance.mean().clamp_min(1e-24)
+        self.std.copy_(level.sqrt())
+        self.deviations = (
+            torch.where(variance > 1e-12 * level, variance / level, 1.0).sqrt().float()
+        )
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,7 @@ def check_examples(text):
 def test_help_has_an_example_that_parses(name):
     result = CliRunner().invoke(cli, [*name.split(), "--help"], prog_name="gpq")
     assert result.exit_code == 0
-    examples = check_examples(result.stdout)
-    assert name in examples or name == "experiment"
+    assert name in check_examples(result.stdout) or name == "experiment"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -111,8 +111,7 @@ def test_labels_follow_the_ids_in_any_order(tmp_path_factory, order, written):
     "ids", [pa.array(["ab", "cd"]), pa.array(["ab", "cd"]).dictionary_encode()]
 )
 def test_texts_in_a_column_of_ids_are_names(tmp_path, ids):
-    table = {"id": ids, "emb": [[1.0, 0.0], [0.0, 1.0]]}
-    data = open_data(save(tmp_path / "i.parquet", table))
+    data = open_data(save(tmp_path / "i.parquet", {"id": ids, "emb": [[1.0, 0.0], [0.0, 1.0]]}))
     assert (data.ids.tolist(), data.texts["name"].tolist()) == ([0, 1], ["ab", "cd"])
     assert any("holds texts: they are the names; ids are row" in note for note in data.notes)
 

@@ -42,8 +42,7 @@ def test_markdown_escapes_bars():
 
 
 def test_latex_and_html_escape_their_signs():
-    row = {"a_b": "50 % & $x$ {y} \\z", "λ": Spread(0.5, 0.1, 3)}
-    text = render([row], "latex", digits=1)
+    text = render([{"a_b": "50 % & $x$ {y} \\z", "λ": Spread(0.5, 0.1, 3)}], "latex", digits=1)
     for fragment in (
         r"50 \% \& \$x\$ \{y\} \textbackslash{}z",
         r"0.5 $\pm$ 0.1",

@@ -142,5 +142,4 @@ def test_heat_maps_leave_missing_cells_empty(tmp_path):
 def test_vectors_become_points(tmp_path, kind):
     flat = {"training": SMALL | {"steps": 3}, "quantizer": {"subdim": 2}}
     complete(tmp_path, **ONE | {"methods": ["gpq"], "config": flat, "vectors": 40})
-    drawn = draw(tmp_path, kind, tmp_path)
-    assert "40 items of the database" in drawn[f"{kind}.png"]
+    assert "40 items of the database" in draw(tmp_path, kind, tmp_path)[f"{kind}.png"]

@@ -150,8 +150,7 @@ def test_memory_bounds_the_blocks(target, memory, k, monkeypatch):
         block_sizes.clear()
         assert same(index.search(xq, k, allow=allow), source.search(xq, k, allow=allow))
         assert sum(block_sizes) == 100
-        limit = memory // (2 * k * device_index._RESULT)
-        assert max(block_sizes) == min(100, max(1, limit))
+        assert max(block_sizes) == min(100, max(1, memory // (2 * k * device_index._RESULT)))
 
 
 @on_devices

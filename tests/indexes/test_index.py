@@ -86,8 +86,7 @@ def without_some(_, case):
     """Built with more items than there are in the end."""
     extra = np.setdiff1d(np.arange(900, 900 + len(case.ids)), case.ids)
     codes = np.concatenate([case.codes, case.codes[: len(extra)]])
-    index = Index.build(codes, case.Z, np.concatenate([case.ids, extra]))
-    return index.remove_ids(extra)
+    return Index.build(codes, case.Z, np.concatenate([case.ids, extra])).remove_ids(extra)
 
 
 WAYS = {
@@ -251,8 +250,7 @@ def test_unfit_minimum_score_is_refused(min_score):
 def test_range_search_has_a_limit():
     with pytest.raises(DataError, match="has more than 50 results"):
         INDEX.range_search(XQ, -100.0, limit=50)
-    lims = INDEX.range_search(XQ[:1], -100.0, limit=300)[0]
-    assert lims.tolist() == [0, 300]
+    assert INDEX.range_search(XQ[:1], -100.0, limit=300)[0].tolist() == [0, 300]
 
 
 @pytest.mark.parametrize(

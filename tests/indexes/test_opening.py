@@ -83,8 +83,7 @@ def test_names_and_labels_come_with_the_index(folder, form):
 def test_names_of_another_index_are_not_shown(folder, form, caplog):
     path = built(folder, form)
     codes(folder / "other.h5", IDS + 1)
-    another = built(folder, f"other-{form}", "other.h5")
-    shutil.copy(items_path(another), items_path(path))
+    shutil.copy(items_path(built(folder, f"other-{form}", "other.h5")), items_path(path))
     before = items_path(path).read_bytes()
     assert open_index(path).items is None
     assert "items.sqlite belongs to another index: results of" in caplog.text

@@ -149,8 +149,7 @@ def subic_terms(method, batch):
     z = method(batch.x[:12])
     chosen = unpack_codes(method.coder().encode(z.numpy()), 4, 16)
     np.testing.assert_array_equal(chosen, z.reshape(12, 4, 16).argmax(dim=2))
-    log_p = method.classifier(z).log_softmax(dim=1)
-    naive = -(log_p * batch.y).sum() / 12 / math.log(10)
+    naive = -(method.classifier(z).log_softmax(dim=1) * batch.y).sum() / 12 / math.log(10)
 
     def entropy(z):
         """Of four blocks, as a share of what they can have."""

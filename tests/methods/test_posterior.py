@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.codes.encode import encode as encode_vectors
 from gpq_faiss.config import preset, validate
+from gpq_faiss.data.base import Reader
+from gpq_faiss.data.open import open_data
 from gpq_faiss.errors import DataError
 from gpq_faiss.losses.classification import shares, subspace_classification, subspace_entropy
 from gpq_faiss.methods import codewords
@@ -296,6 +298,21 @@ def test_joint_codewords_add_up_to_class_and_features(w):
     torch.testing.assert_close(net.feature_codewords, expected, rtol=1e-4, atol=1e-5)
     scores = scored(net, items(600), net.assign(*seen(net, items(600))))
     assert np.corrcoef(scores.flatten(), target.flatten())[0, 1] > 0.9
+
+
+@pytest.mark.parametrize(
+    "factors",
+    [np.where(np.arange(600) % 150, 1, 1e4)[:, None], 10.0 ** np.linspace(2, -2, WIDTH)],
+    ids=["outliers", "units"],
+)
+def test_labels_are_learnt_in_spite_of(factors):
+    x, y = items(600).numpy(), np.arange(600) % C
+    x[:, -C:] += 6 * np.eye(C)[y]
+    x, net = x * factors, method()
+    with Reader(open_data(x, labels=y), 0) as reader:
+        net.fit_inputs(reader, np.arange(600))
+        net.fit_labels(reader, np.arange(600), np.eye(C, dtype=np.float32)[y], np.arange(0))
+    assert net.accuracy > 0.9
 
 
 def batch(n=15, unlabelled=30):

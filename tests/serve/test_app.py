@@ -132,8 +132,7 @@ def test_features_an_id_and_a_name_find_the_nearest(features, tmp_path):
 
 
 def test_added_features_have_the_code_of_the_indexed_ones(features, tmp_path):
-    x = np.load(tmp_path / "x.npz")["features"][3]
-    added = features.add(features=x.tolist())
+    added = features.add(features=np.load(tmp_path / "x.npz")["features"][3].tolist())
     index = open_index(features.index_file)
     np.testing.assert_array_equal(index.code_of(added), index.code_of(3))
 
@@ -277,8 +276,7 @@ def test_pictures_by_id_need_all_changes_of_the_index(served, encoder, built, tm
     served.add(vector=VECTOR, id=3)
     path = gpq.index(built / "model", served.index_file, tmp_path / "new" / "index.faiss")
     with open_live(path) as live:
-        client = client_of(Service(encoder, live, DIGITS))
-        error_of(client.get("/items/4/thumbnail"), 404)
+        error_of(client_of(Service(encoder, live, DIGITS)).get("/items/4/thumbnail"), 404)
     result = gpq.search(built / "model", served.index_file, DIGITS, rows="3", k=1)
     with pytest.raises(DataError, match="or a service has changed it"):
         result.draw(DIGITS, DIGITS, tmp_path / "results.png")

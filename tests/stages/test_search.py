@@ -124,8 +124,7 @@ def test_pictures_are_found_by_name(shop, tmp_path, caplog):
     result = gpq.search(shop.image_model, shop.image_index, images, k=2)
     assert result.draw(images, images, tmp_path / "x.png").stat().st_size > 1000
     assert "have changed since" not in caplog.text
-    changed = replace(images, fingerprint="another")
-    result.draw(changed, images, tmp_path / "changed.png")
+    result.draw(replace(images, fingerprint="another"), images, tmp_path / "changed.png")
     assert "have changed since they were encoded: pictures are matched by name" in caplog.text
     pictures = (tmp_path / "x.png").read_bytes()
     assert (tmp_path / "changed.png").read_bytes() == pictures
