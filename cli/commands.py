@@ -8,7 +8,7 @@ import click
 import gpq_faiss as gpq
 from gpq_faiss.errors import UsageError
 from gpq_faiss.files import atomic_path, check_output, qrels_path
-from gpq_faiss.training.launch import launched
+from gpq_faiss.launch import launched
 
 from . import options as common
 

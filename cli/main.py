@@ -16,9 +16,9 @@ import click
 from tqdm.contrib import DummyTqdmFile
 
 from gpq_faiss.errors import DeviceError, GpqError, ProcessError, UsageError, needs, one_line
+from gpq_faiss.launch import launched
 from gpq_faiss.progress import levels, stage
 from gpq_faiss.signals import ended_by_signals
-from gpq_faiss.training.launch import launched
 
 from . import commands
 from .experiment import experiment

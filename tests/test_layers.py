@@ -11,9 +11,10 @@ PACKAGE = ROOT / "gpq_faiss"
 # Lowest first. Rooms before nn/ need no torch.
 # fmt: off
 LAYERS = [
-    "errors", "plugins", "inputs", "progress", "files", "signals", "compiled", "evaluation",
-    "codes", "ids", "config", "report", "store", "faissio", "data", "scale", "indexes", "nn",
-    "losses", "gpu", "methods", "training", "encoder", "stages", "cluster", "serve", "experiment",
+    "errors", "plugins", "inputs", "progress", "files", "signals", "launch", "compiled",
+    "evaluation", "codes", "ids", "config", "report", "store", "faissio", "data", "scale",
+    "indexes", "nn", "losses", "gpu", "methods", "training", "encoder", "stages", "cluster",
+    "serve", "experiment",
 ]
 # fmt: on
 

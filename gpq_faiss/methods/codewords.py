@@ -210,8 +210,7 @@ def _digit_codewords(C: int, M: int, K: int) -> Tensor:
     have its number as a digit. Up to K² classes differ in most of their M digits."""
     c, m = torch.arange(C), torch.arange(M)[:, None]
     digits = (c + m * (c // K) + m**2 * (c // K**2)) % K
-    means = torch.nn.functional.one_hot(digits, K).transpose(1, 2).float()
-    return _DIGIT_LOGIT / M * (means - means.mean(dim=2, keepdim=True))
+    return _DIGIT_LOGIT / M * (torch.nn.functional.one_hot(digits, K).transpose(1, 2) - 1 / K)
 
 
 def _cross_entropy(targets: Tensor, codewords: Tensor, codes: Tensor | None = None) -> Tensor:

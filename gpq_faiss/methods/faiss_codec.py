@@ -62,8 +62,9 @@ class FaissCodec(Coder):
         self.fixed_length = bool(name)
         super().__init__(bits, seed=seed)
         if self.fixed_length:
-            M = codebooks_for_bits(bits) if "{M}" in description else 0
-            description = description.format(M=M, bits=bits)
+            description = description.format(
+                M=codebooks_for_bits(bits) if "{M}" in description else 0, bits=bits
+            )
         self.description = description.removeprefix("L2norm,")
         self.unit = self.description != description
         self.multiple = math.lcm(*map(int, re.findall(r"(?:PQ|PRQ|PLSQ)(\d+)", description)))

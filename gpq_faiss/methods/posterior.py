@@ -543,8 +543,9 @@ class PosteriorCodes(CodeMethod):
         (Tarvainen and Valpola, "Mean teachers", NeurIPS 2017)."""
         if self.student:
             decay = min(_DECAY, (step + 1) / (step + 10))
-            values = self.student.state_dict().values()
-            for mean, value in zip(self.backbone.state_dict().values(), values, strict=True):
+            for mean, value in zip(
+                self.backbone.state_dict().values(), self.student.state_dict().values(), strict=True
+            ):
                 mean.copy_(mean.lerp(value, 1 - decay) if value.is_floating_point() else value)
 
     def after_training(self) -> None:

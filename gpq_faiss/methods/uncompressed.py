@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.labels import Labels
+from ..nn.backbones import Normalisation
 from .coders import Coder, Codes, Floats, dot_rows
 from .leave_one_out import leave_one_out
 
@@ -71,15 +72,14 @@ class Classifier(FloatFeatures):
     def _fit(self, x: Floats, labels: Labels | None) -> None:
         rows, labels = self._labelled(labels)
         y = labels.dense(rows)
-        # One scale for all dimensions keeps their proportions, which carry information.
-        self._mean = x.mean(axis=0, dtype=np.float64).astype(np.float32)
-        self._scale = float(np.sqrt(x.var(axis=0, dtype=np.float64).mean())) or 1.0
+        self._normalise = Normalisation(x.shape[1])
+        self._normalise.fit(torch.from_numpy(x))
         self.code_size, self.bits = 4 * labels.n_classes, 32 * labels.n_classes
         # torch's layers draw from the global generator: seed a fork, so that the caller's state is
         # unchanged.
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(self.seed)
-            learnt = self._standardised(x[rows])
+            learnt = self._normalise(torch.from_numpy(x[rows]))
             noise, _, _ = leave_one_out(learnt.numpy(), y)
             targets = torch.from_numpy(y / y.sum(axis=1, keepdims=True))
             self._nets = [self._train(learnt, targets, noise) for _ in range(self.networks)]
@@ -108,12 +108,9 @@ class Classifier(FloatFeatures):
             schedule.step()
         return net.eval()
 
-    def _standardised(self, x: Floats) -> Tensor:
-        return torch.from_numpy((x - self._mean) / np.float32(self._scale))
-
     @torch.inference_mode()
     def _stored(self, x: Floats) -> Floats:
-        inputs = self._standardised(x)
+        inputs = self._normalise(torch.from_numpy(x))
         return torch.stack([net(inputs).softmax(dim=1) for net in self._nets]).mean(dim=0).numpy()
 
 

@@ -380,5 +380,4 @@ def _augmentation(config: Config, dataset: Dataset, method: TrainableMethod) -> 
     noisy = config.network.first_noise and isinstance(method.backbone, MLP)
     if not isinstance(dataset, ImageDataset) or (augment == "auto" and noisy):
         return "none"
-    automatic = "flip-crop" if dataset.mirrors else "crop"
-    return automatic if augment == "auto" else augment
+    return ("flip-crop" if dataset.mirrors else "crop") if augment == "auto" else augment

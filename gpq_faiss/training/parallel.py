@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import nn
 
 from ..errors import ProcessError, UsageError
+from ..launch import Launch, launched
 from ..nn.device import resolve_device
-from .launch import Launch, launched
 
 
 class Group(Launch):

@@ -286,8 +286,7 @@ def test_joint_codewords_add_up_to_class_and_features(w):
     """By least squares, so that a score is nearly (1 - w) p·p' + w cos of the centred directions in
     their principal axes."""
     net = fitted(0, w)
-    assert net.A == 0
-    assert net.feature_codewords.shape == (3, 16, C + WIDTH)
+    assert (net.A, net.feature_codewords.shape) == (0, (3, 16, C + WIDTH))
     features, p = seen(net, items(600))
     full = torch.nn.functional.normalize(features, dim=1)
     centred = torch.nn.functional.normalize(full - full.mean(dim=0), dim=1)
@@ -369,13 +368,16 @@ def test_few_classes_over_convolutions_are_learnt_by_a_plain_classifier(n):
     raw = net.features(x)[1]
     if net.prototypes is None:
         torch.testing.assert_close(net.posterior(raw), raw.softmax(dim=1))
-        loss = net.losses(TrainingBatch(x, y, 3, 10, torch.Generator()), amp=False)["total"]
-        torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(raw, y))
+        torch.testing.assert_close(
+            net.losses(TrainingBatch(x, y, 3, 10, torch.Generator()), amp=False)["total"],
+            torch.nn.functional.cross_entropy(raw, y),
+        )
     assert raw.shape[1] == (n if n <= 32 else 4 * CLASS_DIM)
-    rates = [group["rate_factor"] for group in net.optimizer(config).param_groups]
-    assert rates == ([1.0, 1.0] if n <= 32 else [0.5, 0.5])
-    learnt = config.with_settings({"network": {"weights": "imagenet"}})
-    assert net.optimizer(learnt).param_groups[0]["rate_factor"] == 0.5
+    assert [group["rate_factor"] for group in net.optimizer(config).param_groups] == (
+        [1.0, 1.0] if n <= 32 else [0.5, 0.5]
+    )
+    config = config.with_settings({"network": {"weights": "imagenet"}})
+    assert net.optimizer(config).param_groups[0]["rate_factor"] == 0.5
 
 
 def fine_tuned(folder):
@@ -415,8 +417,8 @@ def test_unlabelled_images_are_learnt_by_consistency(tmp_path):
     confident = p.amax(dim=1) >= limit
     with mock.patch("gpq_faiss.methods.posterior._CONFIDENCE", limit):
         parts = net.losses(batch(2, 10, torch.Generator().manual_seed(3)), amp=False)
-    views = distort(x[4:][confident], torch.Generator().manual_seed(3))
-    log_p = net.mean_posterior(net.features(views)[1]).log().detach()
+    views = net.features(distort(x[4:][confident], torch.Generator().manual_seed(3)))
+    log_p = net.mean_posterior(views[1]).log().detach()
     expected = sum(
         -float((q**2 / (q**2).sum() * row).sum()) / 5
         for q, row in zip(p[confident], log_p, strict=True)

@@ -37,6 +37,11 @@ def test_items_of_other_classes_are_recognised(seed):
     assert has_unseen_classes(draw(LABELLED, seed), Y, draw(np.arange(3000) % 10, seed + 9))
 
 
+def test_items_of_another_source_are_not_of_other_classes(caplog):
+    assert separation(draw(LABELLED, 0) + 0.5, Y, draw(LABELLED, 9)) == 0.5
+    assert "are both of one source" in caplog.text
+
+
 def test_few_labels_or_many_classes_decide_nothing():
     unlabelled = draw(np.arange(3000) % 10, 1)
     assert separation(draw(LABELLED[:100], 0), Y[:100], unlabelled) == 0.5

@@ -11,8 +11,8 @@ import two_processes
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpq_faiss.launch import Launch, launched
 from gpq_faiss.training.batches import EpochSampler
-from gpq_faiss.training.launch import Launch, launched
 
 STEPS = 60
 
