@@ -211,7 +211,9 @@ def test_classifiers():
     np.testing.assert_allclose(single.score(XB[:9], single.encode(XB)), p[:9] @ p.T, atol=1e-6)
     # The first of six is the one that is trained alone, and the mean of all is none of them.
     with torch.inference_mode():
-        entry = [net(six._standardised(XB)).softmax(dim=1).numpy() for net in six._nets]
+        entry = [
+            net(six._normalise(torch.from_numpy(XB))).softmax(dim=1).numpy() for net in six._nets
+        ]
     assert len(entry) == 6
     np.testing.assert_allclose(entry[0], p, atol=1e-5)
     np.testing.assert_allclose(six.encode(XB).view(np.float32), np.mean(entry, axis=0), atol=1e-5)
