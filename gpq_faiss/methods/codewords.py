@@ -207,7 +207,7 @@ def fit_logit_codewords(targets: Tensor, M: int, K: int, *, seed: int) -> Tensor
 
 def _digit_codewords(C: int, M: int, K: int) -> Tensor:
     """M codebooks of K codewords of logits, float32 [M, K, C]: a codeword means the classes that
-    have its number as a digit. Up to K² classes differ in most of their M digits."""
+    have its number as a digit. Up to K²·K/2 classes have different digits, if M is at least 3."""
     c, m = torch.arange(C), torch.arange(M)[:, None]
     digits = (c + m * (c // K) + m**2 * (c // K**2)) % K
     return _DIGIT_LOGIT / M * (torch.nn.functional.one_hot(digits, K).transpose(1, 2) - 1 / K)

@@ -26,15 +26,15 @@ from .weights import PUBLISHED, imagenet_state, load_into, read_weights
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 OUTLIER = 10.0
-"""Distance of outliers from the centre of all items, relative to its median."""
+"""Distance of outliers from the centre, relative to that of nineteen items of twenty."""
 
 
 class Normalisation(nn.Module):
     """Input normalisation, (x - mean) / std.
 
     Images, float [B, 3, S, S] in [0, 1], are normalised by channel. If ``width`` is not 0, the
-    input is features, float [B, width], with a mean of 0 and a deviation of 1 until :meth:`fit`;
-    those of outliers are shortened. The statistics are buffers, saved with the weights.
+    input is features, float [B, width], which have mean 0 and deviation 1 until :meth:`fit`, and
+    outliers are shortened. The statistics are buffers, saved with the weights.
 
     Attributes:
         deviations: of each dimension of features, float32 [width], relative to that of all; 1 for
@@ -66,11 +66,9 @@ class Normalisation(nn.Module):
         They are the mean of each dimension, and one standard deviation for all: the root of the
         mean variance. Outliers are left out, as a few would decide them.
         """
-        x = x.double()
         distance = (x - x[:: -(-len(x) // 1000)].median(dim=0).values).norm(dim=1)
-        variance, mean = torch.var_mean(
-            x[distance <= OUTLIER * distance.median()], dim=0, correction=0
-        )
+        limit = OUTLIER * distance.quantile(0.95).item() or float("inf")
+        variance, mean = torch.var_mean(x[distance <= limit].double(), dim=0, correction=0)
         self.mean.copy_(mean)
         level = variance.mean().clamp_min(1e-24)
         self.std.copy_(level.sqrt())

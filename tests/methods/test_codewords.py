@@ -131,8 +131,7 @@ def test_tables_are_near_the_optimum_of_the_logistic_regression(monkeypatch):
 
 def test_short_codes_tell_well_separated_classes_apart():
     p = torch.eye(100).repeat(4, 1) * 0.98 + 0.02 / 100
-    codes = fit_class_codebooks(p, p, 3, 16, seed=0).assign(p[:100])
-    assert len(codes.unique(dim=0)) == 100
+    assert len(fit_class_codebooks(p, p, 3, 16, seed=0).assign(p[:100]).unique(dim=0)) == 100
 
 
 def test_many_classes_take_sums_of_logits_and_few_of_probabilities(monkeypatch):

@@ -38,7 +38,8 @@ def test_items_of_other_classes_are_recognised(seed):
 
 
 def test_items_of_another_source_are_not_of_other_classes(caplog):
-    assert separation(draw(LABELLED, 0) + 0.5, Y, draw(LABELLED, 9)) == 0.5
+    y = np.arange(1200) % 8
+    assert separation(draw(y, 0) + 0.5, np.eye(8, dtype=np.float32)[y], draw(y, 9)) == 0.5
     assert "are both of one source" in caplog.text
 
 
