@@ -3,8 +3,8 @@
 Where the labelled items are a random sample of all, nothing tells them from the unlabelled ones.
 Where half of the unlabelled items are of other classes, a linear model does, even among items for
 which it predicts the same class; that they have other shares of the classes does not matter then.
-A linear model also tells items of another source, which are shifted alike in all classes. Items of
-other classes lie on different sides of the labelled ones.
+A linear model also tells items of another source apart, but these are shifted alike in all classes;
+items of other classes lie on different sides of the labelled ones.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _LEAST_PAIRS = 300
 """With fewer items the AUC is too uncertain."""
 _COMMON_SHIFT = 0.8
 """Share of the shift that all classes have in common, from which items count as of another source.
-Measured: mostly more than 0.85 if a constant was added to all labelled items; at most 0.4 for eight
-to ten labelled classes and others without labels, but up to 1 for five."""
+In trials it was mostly more than 0.85 if a constant was added to all labelled items, and at most
+0.4 for eight to ten labelled classes and others without labels, but up to 1 for five."""
 
 
 def has_unseen_classes(

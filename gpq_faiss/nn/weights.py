@@ -69,8 +69,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         state = state.get("state_dict", state.get("model", state))
         if not all(isinstance(value, Tensor) for value in state.values()):
             raise TypeError("not a state dict of tensors")
-        # Wrappers may be in any order.
-        for prefix in 2 * ("module.", "_orig_mod.", "model.", "network.backbone.", "backbone."):
+        for prefix in ("module.", "_orig_mod.", "model.", "network.backbone.", "backbone."):
             consume_prefix_in_state_dict_if_present(state, prefix)
         return dict(state)
 
